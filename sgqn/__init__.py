@@ -1,0 +1,45 @@
+"""Visual reinforcement learning that works in scenes it never saw.
+
+Names are imported on first use, so that `import sgqn` and the environment workers stay light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sgqn.envs.registration import register
+from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameError, WorkerError
+
+if TYPE_CHECKING:
+    from sgqn import attribution
+    from sgqn.envs import make, make_vec
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "make": "sgqn.envs",
+    "make_vec": "sgqn.envs",
+    "attribution": "",
+}
+
+__all__ = [
+    "DataError",
+    "InvalidValueError",
+    "SgqnError",
+    "UnknownNameError",
+    "WorkerError",
+    "attribution",
+    "make",
+    "make_vec",
+]
+
+register()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'sgqn' has no attribute {name!r}")
+    if not _LAZY[name]:
+        return importlib.import_module(f"sgqn.{name}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,129 @@
+"""One environment: `sgqn.make`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import torch
+
+from sgqn.envs.pixels import Pixels
+from sgqn.envs.shifts import find_shift
+from sgqn.envs.simulation import check_action
+from sgqn.envs.stage import LocalStage, choose_renderer
+from sgqn.envs.tasks import check_shift, find_task
+from sgqn.errors import InvalidValueError, SgqnError
+
+
+class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+    """A dm_control task seen through camera 0, under a shift of the DMControl Generalization Benchmark.
+
+    Observations are uint8 (3 * frame_stack, image_size, image_size), actions lie in [-1, 1] (what is outside is
+    clipped). Episode k after `reset(seed=s)` is the same for everyone; `reset(options={"episode": k})` jumps there.
+    With `masks=True`, `info["mask"]` tells which pixels of each stacked frame show the controlled system.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(
+        self,
+        task: str,
+        shift: str = "train",
+        seed: int = 0,
+        renderer: str = "auto",
+        *,
+        action_repeat: int | None = None,
+        image_size: int = 84,
+        frame_stack: int = 3,
+        masks: bool = False,
+        render_mode: str | None = None,
+    ):
+        if render_mode not in (None, "rgb_array"):
+            raise InvalidValueError(f"render_mode must be None or 'rgb_array', not {render_mode!r}")
+        self.task = find_task(task, action_repeat)
+        self.shift = check_shift(shift)
+        check_sizes(image_size, frame_stack)
+        self.render_mode = render_mode
+        device = torch.device("cpu")
+        renderer = choose_renderer(renderer)
+        self._pixels = Pixels(1, image_size, frame_stack, find_shift(shift), device, self.task.episode_steps)
+        self._stage = LocalStage(self.task, shift, 1, image_size, renderer, device, masks)
+        self.observation_space = gymnasium.spaces.Box(
+            0, 255, (3 * frame_stack, image_size, image_size), dtype=np.uint8
+        )
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (self._stage.action_dim,), dtype=np.float32)
+        self.metadata = describe(self.metadata, renderer, self._pixels.source, self._stage.agent_step_seconds)
+        self._seed, self._episode = seed, -1
+        self._running = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._seed, self._episode = seed, -1
+        self._episode = read_episode(options, default=self._episode + 1)
+        self._stage.reset([0], self._seed, [self._episode])
+        frames = self._stage.frames()
+        self._pixels.start([0], [self._episode], frames, self._stage.masks(), ahead=1)
+        self._running = True
+        return self._observation(), self._info()
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if not self._running:
+            raise SgqnError("the episode is over (or never began): call reset() first")
+        self._stage.step_async(check_action(action, self.action_space.shape or ())[None])
+        rewards, terminated, truncated = self._stage.step_wait()
+        frames = self._stage.frames()
+        self._pixels.push(frames, self._stage.masks())
+        self._running = not (terminated[0] or truncated[0])
+        return self._observation(), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), self._info()
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """The newest frame, as the agent sees it."""
+        if self.render_mode != "rgb_array":
+            return None
+        return self._pixels.observations[0, -3:].permute(1, 2, 0).numpy().copy()
+
+    def close(self) -> None:
+        self._running = False
+        self._stage.close()
+
+    def _observation(self) -> np.ndarray:
+        return self._pixels.observations[0].numpy()
+
+    def _info(self) -> dict[str, Any]:
+        info = {
+            "episode": self._episode,
+            "renderer": self.metadata["renderer"],
+            "backgrounds": self.metadata["backgrounds"],
+        }
+        if self._pixels.masks is not None:
+            info["mask"] = self._pixels.masks[0].numpy()
+        return info
+
+
+def make(task: str, shift: str = "train", seed: int = 0, renderer: str = "auto", **options: Any) -> PixelEnv:
+    """A task under a shift as a Gymnasium environment; see `PixelEnv` for the options."""
+    return PixelEnv(task, shift, seed, renderer, **options)
+
+
+def describe(metadata: dict[str, Any], renderer: str, source: str, step_seconds: float) -> dict[str, Any]:
+    """An environment's metadata: which renderer and which backgrounds made its pixels."""
+    return {**metadata, "renderer": renderer, "backgrounds": source, "render_fps": round(1 / step_seconds)}
+
+
+def read_episode(options: dict[str, Any] | None, default: int) -> int:
+    """The episode that `reset`'s options ask for."""
+    episode = (options or {}).get("episode", default)
+    if not isinstance(episode, int | np.integer) or episode < 0:
+        raise InvalidValueError(f"options['episode'] must be a whole number from 0 on, not {episode!r}")
+    return int(episode)
+
+
+def check_sizes(image_size: int, frame_stack: int) -> None:
+    if not 8 <= image_size <= 1024:
+        raise InvalidValueError(f"image_size must be between 8 and 1024, not {image_size!r}")
+    if frame_stack < 1:
+        raise InvalidValueError(f"frame_stack must be at least 1, not {frame_stack!r}")

@@ -1,0 +1,96 @@
+"""From rendered frames to observations: the video behind the robot, the stack of frames. Batched, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sgqn.envs import chroma
+from sgqn.envs.backgrounds import open_backgrounds
+from sgqn.envs.shifts import Shift
+
+
+class Pixels:
+    """The last frames of every environment. Each observation it hands out is a tensor of its own."""
+
+    def __init__(
+        self, num_envs: int, size: int, stack: int, shift: Shift, device: torch.device, episode_steps: int
+    ):
+        self._shift, self._stack = shift, stack
+        self._clips = [0] * num_envs
+        self._times = [0] * num_envs
+        self._backgrounds = None
+        self.source = shift.source
+        if shift.is_video:
+            self._backgrounds = open_backgrounds(shift.name, size, device, max_frames=episode_steps + 1)
+            self.source = self._backgrounds.source
+        self.observations = torch.zeros(num_envs, 3 * stack, size, size, dtype=torch.uint8, device=device)
+        self.masks: Tensor | None = None
+
+    def start(
+        self,
+        worlds: Sequence[int],
+        episodes: Sequence[int],
+        frames: Tensor,
+        masks: Tensor | None,
+        ahead: int = 0,
+    ) -> Tensor:
+        """Begin new episodes in some worlds: their stacks hold the first frame throughout.
+
+        `frames` is uint8 (num_envs, size, size, 3); `ahead` is how many episodes later a world's next one comes.
+        """
+        for world, episode in zip(worlds, episodes, strict=True):
+            self._times[world] = 0
+            if self._backgrounds is not None:
+                self._clips[world] = self._shift.clip(episode, self._backgrounds.num_clips)
+        rows = list(worlds)
+        first = self._composite(frames)[rows]
+        observations = self.observations.clone()
+        observations[rows] = first.repeat(1, self._stack, 1, 1)
+        self.observations = observations
+        if masks is not None:
+            stacked = masks[:, None].repeat(1, self._stack, 1, 1)
+            if self.masks is not None:
+                stacked = torch.where(_rows_like(stacked, rows), stacked, self.masks)
+            self.masks = stacked
+        if self._backgrounds is not None and ahead:
+            count = self._backgrounds.num_clips
+            self._backgrounds.prefetch([self._shift.clip(episode + ahead, count) for episode in episodes])
+        return self.observations
+
+    def push(self, frames: Tensor, masks: Tensor | None) -> Tensor:
+        """One step further in every world."""
+        self._times = [time + 1 for time in self._times]
+        newest = self._composite(frames)
+        self.observations = torch.cat([self.observations[:, 3:], newest], dim=1)
+        if masks is not None and self.masks is not None:
+            self.masks = torch.cat([self.masks[:, 1:], masks[:, None]], dim=1)
+        return self.observations
+
+    def state(self) -> dict[str, Tensor]:
+        state = {"observations": self.observations.cpu(), "times": torch.tensor(self._times)}
+        state["clips"] = torch.tensor(self._clips)
+        if self.masks is not None:
+            state["masks"] = self.masks.cpu()
+        return state
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.observations = state["observations"].to(self.observations.device)
+        self._times, self._clips = state["times"].tolist(), state["clips"].tolist()
+        if "masks" in state:
+            self.masks = state["masks"].to(self.observations.device)
+
+    def _composite(self, frames: Tensor) -> Tensor:
+        """Channel-first frames with the video where the green screen shows."""
+        if self._backgrounds is not None:
+            frames = chroma.replace(frames, self._backgrounds.frames(self._clips, self._times))
+        return frames.permute(0, 3, 1, 2)
+
+
+def _rows_like(tensor: Tensor, rows: list[int]) -> Tensor:
+    """Bool, true in the given rows, shaped to broadcast against `tensor`."""
+    mask = torch.zeros(tensor.shape[0], dtype=torch.bool)
+    mask[rows] = True
+    return mask.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))

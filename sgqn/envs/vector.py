@@ -1,0 +1,189 @@
+"""Many environments at once: `sgqn.make_vec`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from sgqn.envs.env import PixelEnv, check_sizes, describe, read_episode
+from sgqn.envs.pixels import Pixels
+from sgqn.envs.shifts import find_shift
+from sgqn.envs.simulation import check_action
+from sgqn.envs.stage import LocalStage, Stage, choose_renderer
+from sgqn.envs.tasks import check_shift, find_task
+from sgqn.envs.workers import WorkerStage
+from sgqn.errors import InvalidValueError, SgqnError
+
+
+class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """`num_envs` environments of one task and shift, stepped together.
+
+    Environment i plays the episodes i, i + num_envs, i + 2 num_envs ... of the seed, each of them the episode that a
+    single environment would play. When an episode ends, the step that ends it also starts the next one: the returned
+    observation is the new episode's first, and `info["final_obs"]` holds the true last ones in the rows that
+    `info["_final_obs"]` marks.
+
+    Observations are numpy arrays, or torch tensors on `device` where one is given: with the Warp renderer they are
+    made there and never pass through the host.
+    """
+
+    metadata: dict[str, Any] = {**PixelEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(
+        self,
+        task: str,
+        num_envs: int,
+        shift: str = "train",
+        seed: int = 0,
+        renderer: str = "auto",
+        *,
+        device: str | torch.device | None = None,
+        action_repeat: int | None = None,
+        image_size: int = 84,
+        frame_stack: int = 3,
+        masks: bool = False,
+        num_workers: int | None = None,
+    ):
+        if num_envs < 1:
+            raise InvalidValueError(f"num_envs must be at least 1, not {num_envs!r}")
+        self.task = find_task(task, action_repeat)
+        self.shift = check_shift(shift)
+        check_sizes(image_size, frame_stack)
+        self._as_numpy = device is None
+        on = check_device(device or "cpu")
+        renderer = choose_renderer(renderer)
+        self.num_envs = num_envs
+        self._pixels = Pixels(
+            num_envs, image_size, frame_stack, find_shift(shift), on, self.task.episode_steps
+        )
+        self._stage: Stage
+        if num_workers == 0:
+            self._stage = LocalStage(self.task, shift, num_envs, image_size, renderer, on, masks)
+        else:
+            self._stage = WorkerStage(
+                self.task, shift, num_envs, image_size, renderer, on, masks, num_workers
+            )
+        self.single_observation_space = gymnasium.spaces.Box(
+            0, 255, (3 * frame_stack, image_size, image_size), dtype=np.uint8
+        )
+        self.single_action_space = gymnasium.spaces.Box(
+            -1.0, 1.0, (self._stage.action_dim,), dtype=np.float32
+        )
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.metadata = describe(self.metadata, renderer, self._pixels.source, self._stage.agent_step_seconds)
+        self._seed = seed
+        self._episodes: list[int] = []
+        self._next_first = 0  # the first episode of a reset that names none
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start over: with a seed from its episode 0, or from `options["episode"]` on."""
+        if isinstance(seed, list | tuple | np.ndarray):
+            raise InvalidValueError(
+                f"seed must be one number, not {seed!r}: the environments share the episodes of one seed"
+            )
+        if seed is not None:
+            self._seed, self._next_first = int(seed), 0
+        first = read_episode(options, default=self._next_first)
+        self._episodes = [first + world for world in range(self.num_envs)]
+        self._next_first = first + self.num_envs
+        self._start(list(range(self.num_envs)))
+        return self._out(self._pixels.observations), self._info()
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Hand the actions to the simulations and return at once; `step_wait` has the results."""
+        if not self._episodes:
+            raise SgqnError("call reset() before step()")
+        self._stage.step_async(check_action(actions, (self.num_envs, self._stage.action_dim)))
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        rewards, terminated, truncated = self._stage.step_wait()
+        frames = self._stage.frames()
+        observations = self._pixels.push(frames, self._stage.masks())
+        info: dict[str, Any] = {}
+        over = np.flatnonzero(terminated | truncated).tolist()
+        if over:
+            info["final_obs"], info["_final_obs"] = self._out(observations), terminated | truncated
+            if self._pixels.masks is not None:
+                info["final_mask"] = self._out(self._pixels.masks)
+            for world in over:
+                self._episodes[world] += self.num_envs
+            self._next_first = max(self._next_first, max(self._episodes) + 1)
+            self._start(over)
+        return self._out(self._pixels.observations), rewards, terminated, truncated, {**info, **self._info()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that `load_state_dict` needs to go on bit for bit: plain numbers, numpy arrays, tensors."""
+        return {
+            "seed": self._seed,
+            "next_first": self._next_first,
+            "episodes": list(self._episodes),
+            "simulations": self._stage.states(),
+            "pixels": self._pixels.state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Continue from a saved state; returns the observations it was left with."""
+        if len(state["episodes"]) != self.num_envs:
+            raise InvalidValueError(
+                f"the state is of {len(state['episodes'])} environments, this one has {self.num_envs}"
+            )
+        self._seed, self._next_first = int(state["seed"]), int(state["next_first"])
+        self._episodes = [int(episode) for episode in state["episodes"]]
+        self._stage.restore(state["simulations"])
+        self._pixels.restore(state["pixels"])
+        return self._out(self._pixels.observations)
+
+    def close_extras(self, **_: Any) -> None:
+        self._stage.close()
+
+    def _start(self, worlds: list[int]) -> None:
+        episodes = [self._episodes[world] for world in worlds]
+        self._stage.reset(worlds, self._seed, episodes)
+        frames = self._stage.frames()
+        self._pixels.start(worlds, episodes, frames, self._stage.masks(), ahead=self.num_envs)
+
+    def _out(self, tensor: Tensor) -> Any:
+        return tensor.numpy() if self._as_numpy else tensor
+
+    def _info(self) -> dict[str, Any]:
+        info: dict[str, Any] = {
+            "episode": np.array(self._episodes),
+            "renderer": self.metadata["renderer"],
+            "backgrounds": self.metadata["backgrounds"],
+        }
+        if self._pixels.masks is not None:
+            info["mask"] = self._out(self._pixels.masks)
+        return info
+
+
+def make_vec(
+    task: str, num_envs: int, shift: str = "train", seed: int = 0, renderer: str = "auto", **options: Any
+) -> PixelVectorEnv:
+    """Many environments of a task as one Gymnasium vector environment; see `PixelVectorEnv` for the options."""
+    return PixelVectorEnv(task, num_envs, shift, seed, renderer, **options)
+
+
+def check_device(device: str | torch.device) -> torch.device:
+    """The torch device called `device`, if it is there."""
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise InvalidValueError(f"unknown device {device!r}: use 'cpu', 'cuda' or 'cuda:0'") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidValueError(f"device {str(device)!r} was asked for, but torch sees no CUDA device here")
+    if found.type not in ("cpu", "cuda"):
+        raise InvalidValueError(f"device {str(device)!r} cannot run environments: use 'cpu' or 'cuda'")
+    return found

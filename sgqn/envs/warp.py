@@ -1,0 +1,332 @@
+"""MuJoCo Warp's batched ray caster, tuned to look like MuJoCo's OpenGL; on CPU (all cores) or GPU."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+from torch import Tensor
+
+from sgqn.envs import shifts
+from sgqn.envs.scene import SceneLayout
+from sgqn.envs.simulation import Simulation
+from sgqn.errors import SgqnError
+
+logger = logging.getLogger(__name__)
+
+SAMPLES = 2
+"""Rays per pixel and axis: 2 x 2, like OpenGL's four samples."""
+
+SHADOW_LIGHT = 0.0
+"""Share of a light that reaches a shadowed point: none, as in OpenGL."""
+
+SKY_REDUCTION = 4
+"""OpenGL reads the 800-pixel sky through mipmaps: at 84 pixels a picture, through a reduction of about four."""
+
+
+@functools.cache
+def _warp() -> tuple[Any, Any]:
+    """Warp and MuJoCo Warp, imported without their banners."""
+    import warp
+
+    warp.config.log_level = warp.LOG_ERROR
+    if torch.cuda.is_available():
+        warp.init()
+    else:
+        with _no_stderr():  # Warp's library reports the missing CUDA driver past Python
+            warp.init()
+    import mujoco_warp
+
+    return warp, mujoco_warp
+
+
+@contextmanager
+def _no_stderr() -> Iterator[None]:
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def unsupported(model: mujoco.MjModel) -> str | None:
+    """What of this model MuJoCo Warp cannot draw, or None."""
+    if model.nskin:
+        return "a skin"
+    visible = model.geom_group < 3
+    if (visible & (model.geom_type == int(mujoco.mjtGeom.mjGEOM_HFIELD))).any():
+        return "a terrain that changes with every episode"
+    return None
+
+
+class WarpRenderer:
+    """Draws camera 0 of many scenes at once. On CPU the worlds are dealt out to one thread a core."""
+
+    name = "warp"
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        num_worlds: int,
+        size: int,
+        device: torch.device,
+        masks: bool = False,
+    ):
+        simulation.reset(0)  # tasks set sizes and colours there
+        model, layout = simulation.model, simulation.scene
+        problem = unsupported(model)
+        if problem is not None:
+            raise SgqnError(
+                f"the Warp renderer cannot draw {problem}, which this task shows: use renderer='gl'"
+            )
+        logger.info("preparing the Warp renderer (kernels are compiled once, which takes some seconds)")
+        threads = 1 if device.type == "cuda" else min(num_worlds, num_cores())
+        bounds = np.linspace(0, num_worlds, threads + 1).astype(int)
+        drawn = layout.render_model(model, simulation.xml)
+        controlled = layout.controlled(model)
+        self._parts = [
+            _Part(drawn, layout, controlled, int(stop - start), size, device, masks)
+            for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+        ]
+        self._spans = [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        self._pool = ThreadPoolExecutor(threads, "sgqn-warp") if threads > 1 else None
+        self._scope = self._parts[0].scope
+        with self._scope():
+            for part in self._parts:  # one after the other: Warp's compiler is not made for threads
+                part.draw(np.zeros((part.num_worlds, layout.size), dtype=np.float32))
+
+    def set_colors(self, worlds: Sequence[int], colors: Sequence[shifts.Colors]) -> None:
+        """Paint some worlds anew: colour settings or a green screen."""
+        with self._scope():
+            for part, span in zip(self._parts, self._spans, strict=True):
+                part.set_colors(
+                    {
+                        world - span.start: setting
+                        for world, setting in zip(worlds, colors, strict=True)
+                        if span.start <= world < span.stop and setting
+                    }
+                )
+
+    def frames(self, rows: np.ndarray) -> Tensor:
+        """Draw the scenes `rows` (num_worlds, layout.size): uint8 (num_worlds, size, size, 3) on the device."""
+        with self._scope():
+            if self._pool is None:
+                return self._parts[0].draw(rows)
+            drawn = self._pool.map(lambda part, span: part.draw(rows[span]), self._parts, self._spans)
+            return torch.cat(list(drawn))
+
+    def masks(self) -> Tensor:
+        """Which pixels of the last frames show the controlled system: bool (num_worlds, size, size)."""
+        with self._scope():
+            return torch.cat([part.mask() for part in self._parts])
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._parts = []
+
+
+class _Part:
+    """One render context and the worlds it draws."""
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        layout: SceneLayout,
+        controlled: np.ndarray,
+        num_worlds: int,
+        size: int,
+        device: torch.device,
+        masks: bool,
+    ):
+        warp, mujoco_warp = _warp()
+        self._model, self._device, self._size, self.num_worlds = model, device, size, num_worlds
+        with self.scope():
+            self._warp_model = mujoco_warp.put_model(model)
+            self._warp_data = mujoco_warp.make_data(model, nworld=num_worlds)
+            self._context = mujoco_warp.create_render_context(
+                model,
+                nworld=num_worlds,
+                cam_res=(size, size),
+                cam_active=[0],
+                render_rgb=True,
+                render_depth=False,
+                render_seg=masks,
+                # The textures are ours (reduced sky, one set a world): switched on below.
+                use_textures=False,
+                render_skybox=False,
+                use_shadows=True,
+                shadow_light_fraction=SHADOW_LIGHT,
+                samples_per_pixel=SAMPLES,
+            )
+            self._make_worlds_independent(warp)
+            self._make_textures(warp)
+            self._inputs = self._input_views(warp, layout)
+            self._pixels = (
+                warp.to_torch(self._context.rgb_data).view(torch.uint8).view(num_worlds, size, size, 4)
+            )
+            if masks:
+                self._segmentation = warp.to_torch(self._context.seg_data).view(num_worlds, size, size, 2)
+                # Shifted by one: entry 0 answers for the background, whose id is -1.
+                self._controlled = torch.from_numpy(np.concatenate([[False], controlled])).to(device)
+        self._graph: Any = None
+        self._colors: dict[int, shifts.Colors] = {}
+        self._staging = torch.empty(num_worlds, layout.size, pin_memory=device.type == "cuda")
+        self._rows = torch.empty(num_worlds, layout.size, device=device)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Warp's launches go to this device, on torch's current stream."""
+        warp, _ = _warp()
+        stack = ExitStack()
+        if self._device.type == "cuda":
+            stream = warp.stream_from_torch(torch.cuda.current_stream(self._device))
+            stack.enter_context(warp.ScopedStream(stream))
+        else:
+            stack.enter_context(warp.ScopedDevice("cpu"))
+        return stack
+
+    def draw(self, rows: np.ndarray) -> Tensor:
+        """uint8 (num_worlds, size, size, 3), a copy."""
+        # Pinned memory must not be written while an earlier copy from it may still wait on the stream.
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        self._staging.copy_(torch.from_numpy(rows))
+        self._rows.copy_(self._staging, non_blocking=True)
+        for target, columns in self._inputs:
+            target.copy_(self._rows[:, columns].view_as(target))
+        self._launch()
+        return self._pixels[..., [2, 1, 0]]  # stored as B, G, R, A
+
+    def mask(self) -> Tensor:
+        return self._controlled[self._segmentation[..., 0].long() + 1]
+
+    def set_colors(self, colors: dict[int, shifts.Colors]) -> None:
+        colors = {world: setting for world, setting in colors.items() if self._colors.get(world) != setting}
+        if not colors:
+            return
+        self._colors.update(colors)
+        warp, _ = _warp()
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # the old textures may still be read
+        rgba = warp.to_torch(self._warp_model.mat_rgba)
+        body = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_MATERIAL, "self")
+        for world, setting in colors.items():
+            for name, image in shifts.textures(setting).items():
+                slot = self._slots[name] + world
+                self._textures[slot] = _texture(warp, image, is_sky=name == "skybox")
+            if "self_rgb" in setting and body >= 0:
+                rgba[world, body, :3] = torch.tensor(setting["self_rgb"])
+        # In place: a captured graph holds the array's address.
+        warp.copy(self._context.textures, warp.array(self._textures, dtype=warp.Texture2D))
+
+    def _launch(self) -> None:
+        """Draw; on a GPU replay the captured launches."""
+        warp, mujoco_warp = _warp()
+
+        def launches() -> None:
+            mujoco_warp.refit_bvh(self._warp_model, self._warp_data, self._context)
+            mujoco_warp.render(self._warp_model, self._warp_data, self._context)
+
+        if self._device.type != "cuda":
+            launches()
+        elif self._graph is None:
+            launches()  # compiles
+            torch.cuda.synchronize(self._device)
+            with warp.ScopedCapture() as capture:
+                launches()
+            self._graph = capture.graph
+            warp.capture_launch(self._graph)
+        else:
+            warp.capture_launch(self._graph)
+
+    def _make_worlds_independent(self, warp: Any) -> None:
+        """Give every world its own geom sizes, material colours and textures; MuJoCo Warp shares them by default."""
+        model, worlds = self._model, self.num_worlds
+
+        def per_world(values: np.ndarray, dtype: Any) -> Any:
+            return warp.array(np.repeat(values[None], worlds, axis=0), dtype=dtype)
+
+        self._warp_model.geom_size = per_world(model.geom_size.astype(np.float32), warp.vec3)
+        self._warp_model.mat_rgba = per_world(model.mat_rgba.astype(np.float32), warp.vec4)
+        self._warp_model.mat_texid = per_world(model.mat_texid.astype(np.int32), int)
+
+    def _make_textures(self, warp: Any) -> None:
+        """The model's textures, then one grid and one sky for each world to paint."""
+        model, worlds, context = self._model, self.num_worlds, self._context
+        self._textures = [_texture(warp, *_model_texture(model, i)) for i in range(model.ntex)]
+        self._slots = {}
+        ids = self._warp_model.mat_texid.numpy()
+        sky = np.full(worlds, -1)
+        for name in ("grid", "skybox"):
+            texture = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_TEXTURE, name)
+            if texture < 0:
+                continue
+            slot = self._slots[name] = len(self._textures)
+            self._textures += [self._textures[texture]] * worlds
+            own = slot + np.arange(worlds)
+            if model.tex_type[texture] == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX):
+                sky = own
+            else:
+                ids = np.where(ids == texture, own[:, None, None], ids)
+        self._warp_model.mat_texid = warp.array(ids.astype(np.int32), dtype=int)
+        context.textures = warp.array(self._textures, dtype=warp.Texture2D)
+        context.textures_registry = self._textures
+        context.use_textures = True
+        context.render_skybox = bool((sky >= 0).all())
+        if context.render_skybox:
+            context.skybox_tex_id = warp.array(sky.astype(np.int32), dtype=int)
+            width = self._textures[sky[0]].width
+            context.skybox_face_width = warp.array(np.full(worlds, width, dtype=np.int32), dtype=int)
+
+    def _input_views(self, warp: Any, layout: SceneLayout) -> list[tuple[Tensor, slice]]:
+        """The renderer's inputs as torch views, each with its columns in a scene's row."""
+        data = self._warp_data
+        cameras = warp.to_torch(data.cam_xpos)[:, :1], warp.to_torch(data.cam_xmat)[:, :1]
+        targets = {
+            "geom_pos": warp.to_torch(data.geom_xpos),
+            "geom_mat": warp.to_torch(data.geom_xmat),
+            "geom_size": warp.to_torch(self._warp_model.geom_size),
+            "cam_pos": cameras[0],
+            "cam_mat": cameras[1],
+            "light_pos": warp.to_torch(data.light_xpos),
+            "light_dir": warp.to_torch(data.light_xdir),
+        }
+        return [(targets[name], columns) for name, (columns, _) in layout.slices().items()]
+
+
+def _model_texture(model: mujoco.MjModel, index: int) -> tuple[np.ndarray, bool]:
+    """A texture's pixels, and whether it is the sky."""
+    shape = (model.tex_height[index], model.tex_width[index], model.tex_nchannel[index])
+    start = model.tex_adr[index]
+    pixels = model.tex_data[start : start + int(np.prod(shape))].reshape(shape)
+    return pixels, model.tex_type[index] == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)
+
+
+def _texture(warp: Any, pixels: np.ndarray, is_sky: bool) -> Any:
+    """A Warp texture from uint8 (height, width, channels); the sky reduced by a box filter."""
+    height, width, channels = pixels.shape
+    if is_sky and width % SKY_REDUCTION == 0:
+        blocks = pixels.reshape(height // SKY_REDUCTION, SKY_REDUCTION, -1, SKY_REDUCTION, channels)
+        pixels = np.rint(blocks.mean(axis=(1, 3))).astype(np.uint8)
+    rgba = np.full((*pixels.shape[:2], 4), 255, dtype=np.uint8)
+    rgba[..., :channels] = pixels
+    return warp.Texture2D(rgba, filter_mode=warp.TextureFilterMode.LINEAR)
+
+
+def num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,30 @@
+"""Tests see the built-in data only: what lies in a developer's data directory must not change a result."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+
+os.environ["SGQN_DATA"] = tempfile.mkdtemp(prefix="sgqn-no-data-")
+
+
+def _has_gl() -> bool:
+    from sgqn.envs.suite import gl_error
+
+    return gl_error() is None
+
+
+@pytest.fixture(params=["gl", "warp"])
+def renderer(request: pytest.FixtureRequest) -> str:
+    """Both renderers; OpenGL where this machine has one."""
+    if request.param == "gl" and not _has_gl():
+        pytest.skip("no OpenGL context on this machine")
+    return request.param
+
+
+@pytest.fixture
+def gl() -> None:
+    if not _has_gl():
+        pytest.skip("no OpenGL context on this machine")

@@ -1,0 +1,196 @@
+"""What every task, shift and renderer must keep to."""
+
+from __future__ import annotations
+
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import sgqn
+from sgqn.envs.shifts import find_shift
+from sgqn.envs.simulation import Simulation
+from sgqn.envs.suite import suite
+from sgqn.envs.tasks import PAPER_TASKS, SHIFTS, TASKS, find_task
+from sgqn.envs.warp import unsupported
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize("task", PAPER_TASKS)
+def test_environment_keeps_the_contract(task: str, shift: str, renderer: str) -> None:
+    env = sgqn.make(task, shift=shift, seed=3, renderer=renderer, action_repeat=125, render_mode="rgb_array")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # remarks about pixel observations
+        check_env(env, skip_render_check=True)
+    _check_specs(env, renderer, shift)
+    first = _episode(env, seed=3)
+    again = _episode(env, seed=3)
+    for (obs, reward), (obs_again, reward_again) in zip(first, again, strict=True):
+        assert np.array_equal(obs, obs_again)
+        assert reward == reward_again
+    _check_stacks([obs for obs, _ in first])
+    _check_no_shared_memory([obs for obs, _ in first])
+    other = env.reset()[0]  # the next episode of the seed
+    assert not np.array_equal(other, first[0][0])
+    env.close()
+
+
+def _check_specs(env: gymnasium.Env, renderer: str, shift: str) -> None:
+    space = env.observation_space
+    assert (space.shape, space.dtype) == ((9, 84, 84), np.uint8)
+    assert (env.action_space.low == -1).all()
+    assert (env.action_space.high == 1).all()
+    assert env.metadata["renderer"] == renderer
+    assert env.metadata["backgrounds"] == ("none" if shift == "train" else "generated")
+
+
+def _episode(env: gymnasium.Env, seed: int) -> list[tuple[np.ndarray, float]]:
+    """A whole episode of 1,000 control steps: eight agent steps at this action repeat."""
+    random = np.random.RandomState(0)
+    obs, info = env.reset(seed=seed)
+    steps = [(obs, 0.0)]
+    assert info["episode"] == 0
+    assert info["renderer"] == env.metadata["renderer"]
+    for step in range(8):
+        obs, reward, terminated, truncated, info = env.step(random.uniform(-1, 1, env.action_space.shape))
+        assert not terminated
+        assert truncated == (step == 7)
+        assert info["backgrounds"] == env.metadata["backgrounds"]
+        steps.append((obs, reward))
+    with pytest.raises(sgqn.SgqnError, match="reset"):
+        env.step(np.zeros(env.action_space.shape))
+    assert np.array_equal(env.render(), obs[-3:].transpose(1, 2, 0))
+    return steps
+
+
+def _check_stacks(observations: list[np.ndarray]) -> None:
+    """An observation holds the last three frames; the first one three times the same."""
+    assert np.array_equal(observations[0][:3], observations[0][6:])
+    assert np.array_equal(observations[0][:3], observations[0][3:6])
+    for before, after in zip(observations[:-1], observations[1:], strict=True):
+        assert np.array_equal(before[3:], after[:6])
+
+
+def _check_no_shared_memory(observations: list[np.ndarray]) -> None:
+    for i, one in enumerate(observations):
+        for other in observations[i + 1 :]:
+            assert not np.shares_memory(one, other)
+
+
+@pytest.mark.parametrize("task", PAPER_TASKS)
+@pytest.mark.parametrize("shift", ["train", "color_hard", "video_hard"])
+def test_rewards_and_states_are_dm_controls_own(task: str, shift: str) -> None:
+    """A whole episode at the paper's action repeat against dm_control stepped by hand."""
+    chosen = find_task(task)
+    simulation = Simulation(chosen, find_shift(shift))
+    simulation.reset(episode=5, seed=11)
+    oracle = suite().load(chosen.domain, chosen.task)
+    oracle.task.random.seed(np.random.SeedSequence([11, 5]).generate_state(4))
+    oracle.reset()
+    random = np.random.RandomState(1)
+    for step in range(chosen.episode_steps):
+        action = random.uniform(-1, 1, simulation.action_dim)
+        expected = 0.0
+        for _ in range(chosen.action_repeat):
+            timestep = oracle.step(action)
+            expected += timestep.reward
+        reward, terminated, truncated = simulation.step(action)
+        assert reward == expected
+        assert not terminated
+        assert truncated == timestep.last() == (step == chosen.episode_steps - 1)
+        assert np.array_equal(simulation.data.qpos, oracle.physics.data.qpos)
+        assert np.array_equal(simulation.data.qvel, oracle.physics.data.qvel)
+
+
+def test_a_task_that_ends_itself_terminates() -> None:
+    simulation = Simulation(find_task("lqr-lqr_2_1"), find_shift("train"))
+    simulation.reset(0)
+    simulation.data.qpos[:] = 0
+    simulation.data.qvel[:] = 0
+    assert simulation.step(np.zeros(simulation.action_dim))[1:] == (True, False)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_runs(task: str, renderer: str) -> None:
+    simulation = Simulation(find_task(task), find_shift("train"))
+    missing = unsupported(simulation.model)
+    simulation.close()
+    if renderer == "warp" and missing:
+        with pytest.raises(sgqn.SgqnError, match="renderer='gl'"):
+            sgqn.make(task, renderer="warp")
+        return
+    env = sgqn.make(task, renderer=renderer, masks=True, action_repeat=10)
+    obs, info = env.reset(seed=0)
+    assert obs.std() > 5
+    assert info["mask"].shape == (3, 84, 84)
+    assert 0.0005 < info["mask"].mean() < 0.9
+    obs_after, reward, _, _, _ = env.step(np.ones(env.action_space.shape))
+    assert np.isfinite(reward)
+    assert not np.array_equal(obs, obs_after)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("action", "part"),
+    [
+        (np.zeros(5), r"\(5,\).*\(6,\)"),
+        (np.zeros((6, 1)), r"\(6, 1\)"),
+        (0.5, r"\(\)"),
+        (np.array([0, 0, np.nan, 0, 0, 0]), "NaN"),
+        (np.array([0, 0, np.inf, 0, 0, 0]), "infinity"),
+    ],
+)
+def test_bad_actions_are_refused(action: object, part: str) -> None:
+    env = sgqn.make("walker-walk", renderer="warp")
+    env.reset()
+    with pytest.raises(sgqn.InvalidValueError, match=part):
+        env.step(action)
+    env.close()
+
+
+def test_actions_outside_the_bounds_are_clipped() -> None:
+    env = sgqn.make("cartpole-swingup", renderer="warp")
+    env.reset(seed=0)
+    clipped = env.step(np.array([7.0]))[0]
+    env.reset(seed=0)
+    assert np.array_equal(env.step(np.array([1.0]))[0], clipped)
+    env.close()
+
+
+def test_episode_k_does_not_depend_on_what_ran_before() -> None:
+    env = sgqn.make("cartpole-swingup", shift="color_hard", renderer="warp", seed=2)
+    in_order = [env.reset()[0] for _ in range(3)]
+    jumped, info = env.reset(seed=2, options={"episode": 2})
+    assert info["episode"] == 2
+    assert np.array_equal(jumped, in_order[2])
+    assert np.array_equal(env.reset(seed=2)[0], in_order[0])
+    with pytest.raises(sgqn.InvalidValueError, match="-1"):
+        env.reset(options={"episode": -1})
+    env.close()
+
+
+def test_gymnasium_makes_them_by_name() -> None:
+    env = gymnasium.make("sgqn/cartpole-swingup-video_hard-v0", renderer="warp", seed=1)
+    obs, _ = env.reset()
+    assert obs.shape == (9, 84, 84)
+    assert env.unwrapped.shift == "video_hard"
+    env.close()
+
+
+def test_no_two_tasks_need_a_new_look_within_an_episode_set() -> None:
+    """The Warp renderer reads colours, materials and the camera once: no task may change them at reset."""
+    for task in TASKS:
+        simulation = Simulation(find_task(task), find_shift("train"))
+        if unsupported(simulation.model):
+            continue
+        simulation.reset(0)
+        model = simulation.model
+        names = ("geom_rgba", "mat_rgba", "site_rgba", "geom_matid", "cam_fovy", "light_diffuse", "tex_data")
+        before = {name: getattr(model, name).copy() for name in names}
+        for episode in range(1, 4):
+            simulation.reset(episode)
+            for name in names:
+                assert np.array_equal(before[name], getattr(model, name)), (task, name)
+        simulation.close()

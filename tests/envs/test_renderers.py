@@ -1,0 +1,119 @@
+"""Warp against OpenGL: pictures and masks of the same state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import sgqn
+from sgqn.envs.gl import GLRenderer
+from sgqn.envs.shifts import find_shift
+from sgqn.envs.simulation import Simulation
+from sgqn.envs.tasks import PAPER_TASKS, find_task
+from sgqn.envs.warp import WarpRenderer
+
+CPU = torch.device("cpu")
+
+
+def both(task: str, shift: str, steps: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """(gl frame, warp frame, gl mask, warp mask) along random actions."""
+    simulation = Simulation(find_task(task), find_shift(shift))
+    simulation.reset(1)
+    gl = GLRenderer(simulation, 84)
+    gl.upload()
+    warp = WarpRenderer(simulation, 1, 84, CPU, masks=True)
+    warp.set_colors([0], [find_shift(shift).colors(0, 0)])
+    simulation.reset(0)
+    gl.upload()
+    row = np.zeros((1, simulation.scene.size), dtype=np.float32)
+    random = np.random.RandomState(0)
+    results = []
+    for _ in range(steps):
+        simulation.step(random.uniform(-1, 1, simulation.action_dim))
+        simulation.write_scene(row[0])
+        results.append((gl.frame(), warp.frames(row)[0].numpy(), gl.mask(), warp.masks()[0].numpy()))
+    warp.close()
+    simulation.close()
+    return results
+
+
+@pytest.mark.usefixtures("gl")
+@pytest.mark.parametrize("task", PAPER_TASKS)
+@pytest.mark.parametrize("shift", ["train", "color_hard", "video_hard"])
+def test_warp_looks_like_gl(task: str, shift: str) -> None:
+    pairs = both(task, shift, steps=12)
+    difference = np.mean([np.abs(a.astype(int) - b.astype(int)).mean() for a, b, _, _ in pairs])
+    assert difference < 5
+    overlap = np.sum([(a & b).sum() for _, _, a, b in pairs]) / np.sum([(a | b).sum() for _, _, a, b in pairs])
+    assert overlap > 0.6  # the cup's string and the pole are one pixel wide
+
+
+@pytest.mark.usefixtures("gl")
+@pytest.mark.parametrize("task", ["finger-turn_easy", "ball_in_cup-catch", "acrobot-swingup"])
+def test_warp_draws_sites_and_tendons(task: str) -> None:
+    """MuJoCo Warp alone draws neither: without them these pixels would show the background."""
+    gl, warp, _, _ = both(task, "train", steps=3)[-1]
+    simulation = Simulation(find_task(task), find_shift("train"))
+    assert simulation.scene.num_extras > 0
+    strange = np.abs(gl.astype(int) - warp.astype(int)).max(axis=-1) > 90
+    assert strange.sum() < 12
+
+
+def test_masks_follow_the_body(renderer: str) -> None:
+    """Ground truth by another way: what changes when only the body's own colour changes."""
+    env = sgqn.make("walker-walk", renderer=renderer, masks=True)
+    obs, info = env.reset(seed=0)
+    mask = info["mask"]
+    assert mask.dtype == bool
+    assert mask.shape == (3, 84, 84)
+    assert np.array_equal(mask[0], mask[2])
+    red = obs[6].astype(int) - obs[8]  # the body is orange, the rest blue
+    assert red[mask[2]].mean() > 40
+    assert red[~mask[2]].mean() < 0
+    for _ in range(3):
+        _, _, _, _, info_after = env.step(np.ones(6))
+    assert not np.array_equal(info_after["mask"][2], mask[2])
+    env.close()
+
+
+def test_rails_and_targets_are_not_controlled() -> None:
+    cartpole = Simulation(find_task("cartpole-swingup"), find_shift("train"))
+    names = {cartpole.model.geom(i).name: c for i, c in enumerate(cartpole.scene.controlled(cartpole.model))}
+    assert names["cart"]
+    assert names["pole_1"]
+    assert not names["rail1"]
+    assert not names["floor"]
+
+
+def test_batch_and_single_draw_the_same() -> None:
+    simulation = Simulation(find_task("walker-walk"), find_shift("train"))
+    rows = np.zeros((5, simulation.scene.size), dtype=np.float32)
+    one, five = (WarpRenderer(simulation, count, 84, CPU) for count in (1, 5))
+    for i in range(5):
+        simulation.reset(i)
+        simulation.write_scene(rows[i])
+    together = five.frames(rows)
+    for i in range(5):
+        assert torch.equal(one.frames(rows[i : i + 1])[0], together[i])
+
+
+def test_worlds_have_colours_of_their_own() -> None:
+    shift = find_shift("color_hard")
+    simulation = Simulation(find_task("walker-walk"), shift, paint=False)
+    renderer = WarpRenderer(simulation, 3, 84, CPU)
+    rows = np.zeros((3, simulation.scene.size), dtype=np.float32)
+    simulation.reset(0)
+    for row in rows:
+        simulation.write_scene(row)
+    renderer.set_colors([0, 1, 2], [shift.settings[4], shift.settings[9], shift.settings[4]])
+    frames = renderer.frames(rows)
+    assert torch.equal(frames[0], frames[2])
+    assert (frames[0].float() - frames[1].float()).abs().mean() > 5
+
+
+def test_other_sizes(renderer: str) -> None:
+    env = sgqn.make("walker-walk", shift="video_hard", renderer=renderer, image_size=100, frame_stack=1)
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == (3, 100, 100)
+    env.close()

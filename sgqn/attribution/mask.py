@@ -1,0 +1,86 @@
+"""From an attribution map to the mask of salient pixels, and from a mask to the masked observation.
+
+Masks are made per stacked frame: the magnitude of a pixel is its largest absolute attribution over RGB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sgqn.errors import InvalidValueError
+
+Mask: TypeAlias = Callable[[Tensor], Tensor]
+"""attribution -> a mask of its shape, boolean or in [0, 1]; make one with `functools.partial`."""
+
+
+def quantile_mask(attribution: Tensor, rho: float = 0.95, frames: int | None = None) -> Tensor:
+    """M_rho: the pixels at or above the rho-quantile of their frame; boolean, (B, C, H, W) like the map.
+
+    Keeps what `magnitude >= torch.quantile(magnitude, rho)` keeps. Ties at the threshold are all kept, so a
+    constant frame, which ranks no pixel, is kept whole and its consistency loss is zero; so is a frame with
+    fewer non-zero pixels than are to be kept. A frame with a NaN is masked out whole.
+    """
+    if not 0 <= rho <= 1:
+        raise InvalidValueError(f"rho must lie in [0, 1], not {rho}")
+    magnitude = _magnitude(attribution, frames)  # (B, frames, H, W)
+    if magnitude.dtype not in (torch.float32, torch.float64):
+        magnitude = magnitude.float()
+    # topk finds the same pixels as torch.quantile would, several times faster.
+    kept = _num_at_or_above_quantile(magnitude.shape[2:].numel(), rho, magnitude.dtype)
+    threshold = magnitude.flatten(2).topk(kept, sorted=False).values.amin(dim=2)
+    return _over_colours(magnitude >= threshold[:, :, None, None], attribution)
+
+
+def soft_mask(attribution: Tensor, temperature: float = 1.0, frames: int | None = None) -> Tensor:
+    """The paper's soft alternative: (magnitude / its frame's maximum)^(1 / temperature), in [0, 1].
+
+    That is a softmax of log magnitude, scaled to 1 at the strongest pixel: at temperature 1 the map itself,
+    towards 0 that pixel alone, towards infinity every pixel. A constant frame is kept whole.
+    """
+    if not temperature > 0:
+        raise InvalidValueError(f"temperature must be positive, not {temperature}")
+    magnitude = _magnitude(attribution, frames)  # (B, frames, H, W)
+    peak = magnitude.amax(dim=(2, 3), keepdim=True)
+    share = torch.where(peak == 0, 1, magnitude / peak)
+    return _over_colours(share ** (1 / temperature), attribution)
+
+
+def fill(obs: Tensor, mask: Tensor, value: Tensor | float = 0) -> Tensor:
+    """s ⊙ M + value (1 - M): what the mask leaves out becomes `value` (0 in the paper), a number or a tensor.
+
+    A soft mask interpolates between the two.
+    """
+    if mask.dtype == torch.bool:
+        return torch.where(mask, obs, value)
+    return mask * obs + (1 - mask) * value
+
+
+def _magnitude(attribution: Tensor, frames: int | None) -> Tensor:
+    """(B, frames * colours, H, W) -> (B, frames, H, W). Without `frames`, three colours a frame."""
+    if attribution.ndim != 4:
+        raise InvalidValueError(f"an attribution is (B, C, H, W), not {tuple(attribution.shape)}")
+    channels = attribution.shape[1]
+    if frames is None and channels % 3:
+        raise InvalidValueError(f"{channels} channels do not divide into frames of three colours")
+    frames = channels // 3 if frames is None else frames
+    if frames < 1 or channels % frames:
+        raise InvalidValueError(f"{channels} channels do not divide into {frames} frames")
+    return attribution.unflatten(1, (frames, -1)).abs().amax(dim=2)
+
+
+def _over_colours(mask: Tensor, attribution: Tensor) -> Tensor:
+    """Repeat a mask (B, frames, H, W) over the colours of each frame: (B, C, H, W)."""
+    return mask.repeat_interleave(attribution.shape[1] // mask.shape[1], dim=1)
+
+
+def _num_at_or_above_quantile(n: int, rho: float, dtype: torch.dtype) -> int:
+    """How many of n distinct numbers are >= their rho-quantile, interpolated linearly at rank rho (n - 1)."""
+    # torch.quantile computes the rank in the map's precision: 0.1 * 30 is 3 in float32, above 3 in float64.
+    number = np.float64 if dtype == torch.float64 else np.float32
+    return n - math.ceil(number(rho) * number(n - 1))

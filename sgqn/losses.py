@@ -1,0 +1,97 @@
+"""The paper's losses: one pure function per equation, all taking and returning tensors.
+
+Per-transition quantities (rewards, discounts, log-probabilities, a critic's values) have shape (B,). Critics
+come as an ensemble: a pair (q1, q2), or anything that yields one (B,) tensor per critic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sgqn.errors import InvalidValueError
+
+
+def _same_shape(**tensors: Tensor) -> None:
+    """Refuse (B,) against (B, 1), which broadcasting would silently turn into (B, B)."""
+    if len({tensor.shape for tensor in tensors.values()}) > 1:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise InvalidValueError(f"shapes differ: {shapes}")
+
+
+def minimum(qs: Iterable[Tensor]) -> Tensor:
+    """min_i Q_i, the pessimistic value of an ensemble of critics: (B,)."""
+    return reduce(torch.minimum, qs)
+
+
+def soft_td_target(
+    reward: Tensor, discount: Tensor, next_qs: Iterable[Tensor], next_log_pi: Tensor, alpha: Tensor
+) -> Tensor:
+    r"""y = r + d (min_i Q_i'(s', a') - alpha log pi(a'|s')), with a' drawn from the policy.
+
+    d is gamma where the episode goes on, also at a time limit, and 0 only after a terminal state.
+    """
+    next_q = minimum(next_qs)
+    _same_shape(reward=reward, discount=discount, next_q=next_q, next_log_pi=next_log_pi)
+    return reward + discount * (next_q - alpha * next_log_pi)
+
+
+def critic_loss(qs: Iterable[Tensor], target: Tensor) -> Tensor:
+    r"""L_Q = sum_i E[(Q_i(s, a) - y)^2]; no gradient flows into the target y."""
+    return _sum_of_squared_errors(((q, target.detach()) for q in qs), "q", "target")
+
+
+def actor_loss(qs: Iterable[Tensor], log_pi: Tensor, alpha: Tensor) -> Tensor:
+    r"""L_pi = E[alpha log pi(a|s) - min_i Q_i(s, a)], a drawn from the policy; alpha is held constant."""
+    q = minimum(qs)
+    _same_shape(q=q, log_pi=log_pi)
+    return (alpha.detach() * log_pi - q).mean()
+
+
+def temperature_loss(log_alpha: Tensor, log_pi: Tensor, target_entropy: float) -> Tensor:
+    r"""L_alpha = E[alpha (-log pi(a|s) - H)]: alpha falls while the policy's entropy exceeds the target H."""
+    return (log_alpha.exp() * (-log_pi - target_entropy).detach()).mean()
+
+
+def consistency_loss(qs: Iterable[Tensor], qs_masked: Iterable[Tensor]) -> Tensor:
+    r"""L_C = sum_i E[(Q_i(s, a) - Q_i(s ⊙ M_rho(Q, s, a), a))^2], the gradient flowing through both values.
+
+    It makes the critics decide from the salient pixels alone. Added to L_Q with the weight lambda.
+    """
+    return _sum_of_squared_errors(zip(qs, qs_masked, strict=True), "q", "q_masked")
+
+
+def mask_prediction_loss(logits: Tensor, mask: Tensor) -> Tensor:
+    r"""L_SL = E[BCE(M_theta(f_theta(tau(s)), a), M_rho(Q, s, a))].
+
+    It makes the features of an augmented image tau(s) tell which pixels of s are salient. Takes the decoder's
+    logits and a boolean mask, or a soft one in [0, 1].
+    """
+    _same_shape(logits=logits, mask=mask)
+    return F.binary_cross_entropy_with_logits(logits, mask.detach().to(logits.dtype))
+
+
+def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
+    r"""L_SODA = E[(p/||p|| - z/||z||)^2], p predicted online from an augmented view, z a momentum projection.
+
+    Both are (B, D); the mean runs over D too, as in SODA. No gradient flows into the target.
+    """
+    _same_shape(prediction=prediction, target=target)
+    return F.mse_loss(F.normalize(prediction, dim=-1), F.normalize(target.detach(), dim=-1))
+
+
+def svea_loss(loss_clean: Tensor, loss_augmented: Tensor, alpha: float = 0.5, beta: float = 0.5) -> Tensor:
+    r"""L_SVEA = alpha L_Q(s) + beta L_Q(tau(s)), both with the target of the unaugmented next observation."""
+    return alpha * loss_clean + beta * loss_augmented
+
+
+def _sum_of_squared_errors(pairs: Iterable[tuple[Tensor, Tensor]], left: str, right: str) -> Tensor:
+    losses = []
+    for a, b in pairs:
+        _same_shape(**{left: a, right: b})
+        losses.append(F.mse_loss(a, b))
+    return torch.stack(losses).sum()

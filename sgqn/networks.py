@@ -1,0 +1,290 @@
+"""The paper's networks. Sizes are constructor arguments whose defaults are the paper's.
+
+observation -> Encoder -> Projection -> QHeads             (together: Critic)
+                       |             -> AttributionDecoder
+                       -> Projection -> PolicyHead         (together: Actor)
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sgqn.errors import InvalidValueError
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def init_weights(module: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Orthogonal linear layers and delta-orthogonal convolutions, in place; biases are zero.
+
+    Delta-orthogonal: the centre tap is orthogonal, scaled for ReLU, and every other tap is zero, so that
+    signals keep their size through eleven layers. Draws from torch's default generator if none is given.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight, generator=generator)
+        elif isinstance(layer, nn.Conv2d):
+            height, width = layer.kernel_size
+            centre = layer.weight.detach()[:, :, height // 2, width // 2]
+            nn.init.zeros_(layer.weight)
+            nn.init.orthogonal_(centre, gain=nn.init.calculate_gain("relu"), generator=generator)
+        else:
+            continue
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def init_uniform(module: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Weights and biases uniform within 1/sqrt(fan-in), in place: PyTorch's rule, but with a generator."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+            if layer.bias is not None:
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+class Encoder(nn.Module):
+    """f_theta: eleven 3x3 convolutions without padding, the first with stride 2, ReLU between them.
+
+    Takes observations in [0, 255], uint8 or float, (B, C, H, W); returns feature maps (B, *out_shape).
+    """
+
+    def __init__(
+        self, in_channels: int = 9, num_layers: int = 11, num_filters: int = 32, image_size: int = 84
+    ) -> None:
+        super().__init__()
+        out_size = (image_size - 3) // 2 + 1 - 2 * (num_layers - 1)
+        if num_layers < 1 or out_size < 1:
+            raise InvalidValueError(
+                f"an encoder of {num_layers} layers does not fit images of size {image_size}"
+            )
+        self.out_shape = (num_filters, out_size, out_size)
+        self.convs = nn.ModuleList([nn.Conv2d(in_channels, num_filters, 3, stride=2)])
+        self.convs.extend(nn.Conv2d(num_filters, num_filters, 3) for _ in range(num_layers - 1))
+        init_weights(self)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        features = self.convs[0](obs.to(self.dtype) / 255)
+        for conv in self.convs[1:]:
+            features = conv(F.relu(features))
+        return features
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+
+class Projection(nn.Module):
+    """Feature maps to a bounded embedding: linear, layer norm, tanh. Critic and actor have one each."""
+
+    def __init__(self, in_features: int, out_features: int = 100) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+        self.norm = nn.LayerNorm(out_features)
+        init_weights(self)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.linear(features.flatten(1))))
+
+
+def mlp(in_features: int, hidden_dim: int, out_features: int) -> nn.Sequential:
+    """Three linear layers with ReLU between them."""
+    return nn.Sequential(
+        nn.Linear(in_features, hidden_dim),
+        nn.ReLU(),
+        nn.Linear(hidden_dim, hidden_dim),
+        nn.ReLU(),
+        nn.Linear(hidden_dim, out_features),
+    )
+
+
+class QHeads(nn.Module):
+    """Double Q: two independent value functions of (embedding, action)."""
+
+    def __init__(self, action_dim: int, embedding_dim: int = 100, hidden_dim: int = 1024) -> None:
+        super().__init__()
+        self.q1 = mlp(embedding_dim + action_dim, hidden_dim, 1)
+        self.q2 = mlp(embedding_dim + action_dim, hidden_dim, 1)
+        init_weights(self)
+
+    def forward(self, embedding: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Both values, each (B,)."""
+        joined = torch.cat([embedding, action], dim=1)
+        return self.q1(joined).squeeze(1), self.q2(joined).squeeze(1)
+
+
+class Critic(nn.Module):
+    """Q_theta of f_theta: encoder, projection and double Q heads, each usable on its own."""
+
+    def __init__(
+        self, encoder: Encoder, action_dim: int, embedding_dim: int = 100, hidden_dim: int = 1024
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projection = Projection(math.prod(encoder.out_shape), embedding_dim)
+        self.heads = QHeads(action_dim, embedding_dim, hidden_dim)
+
+    def embed(self, obs: Tensor) -> Tensor:
+        """The embedding (B, embedding_dim) that the Q heads and the attribution decoder share."""
+        return self.projection(self.encoder(obs))
+
+    def forward(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        return self.heads(self.embed(obs), action)
+
+
+class Policy(NamedTuple):
+    """What the policy says about a batch of observations."""
+
+    mean: Tensor  # (B, A): tanh(mu), the deterministic action
+    action: Tensor  # (B, A): tanh(mu + sigma * noise)
+    log_prob: Tensor  # (B,): log pi(action | s)
+    log_std: Tensor  # (B, A)
+
+
+class PolicyHead(nn.Module):
+    """A squashed Gaussian over actions, given an embedding. log sigma is bounded by a rescaled tanh."""
+
+    def __init__(
+        self,
+        action_dim: int,
+        embedding_dim: int = 100,
+        hidden_dim: int = 1024,
+        log_std_bounds: tuple[float, float] = (-10.0, 2.0),
+    ) -> None:
+        super().__init__()
+        self.layers = mlp(embedding_dim, hidden_dim, 2 * action_dim)
+        self.log_std_bounds = log_std_bounds
+        init_weights(self)
+
+    def forward(self, embedding: Tensor, noise: Tensor) -> Policy:
+        """`noise` is standard normal, (B, A): the caller's, so that the same inputs give the same action."""
+        mu, raw_log_std = self.layers(embedding).chunk(2, dim=1)
+        low, high = self.log_std_bounds
+        log_std = low + 0.5 * (high - low) * (torch.tanh(raw_log_std) + 1)
+        pre_tanh = mu + log_std.exp() * noise
+        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        log_prob = (log_normal - log_tanh_derivative(pre_tanh)).sum(dim=1)
+        return Policy(torch.tanh(mu), torch.tanh(pre_tanh), log_prob, log_std)
+
+    def mean_action(self, embedding: Tensor) -> Tensor:
+        """The deterministic action tanh(mu), (B, A)."""
+        return torch.tanh(self.layers(embedding).chunk(2, dim=1)[0])
+
+
+def log_tanh_derivative(x: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2), in a form that stays finite and exact where tanh saturates."""
+    return 2 * (math.log(2) - x - F.softplus(-2 * x))
+
+
+class Actor(nn.Module):
+    """pi_theta: a projection of its own and a policy head, on the critic's feature maps.
+
+    It owns no convolutions: the critic's losses train them, so features are detached unless asked otherwise.
+    """
+
+    def __init__(
+        self,
+        feature_shape: tuple[int, int, int],
+        action_dim: int,
+        embedding_dim: int = 100,
+        hidden_dim: int = 1024,
+        log_std_bounds: tuple[float, float] = (-10.0, 2.0),
+    ) -> None:
+        super().__init__()
+        self.projection = Projection(math.prod(feature_shape), embedding_dim)
+        self.head = PolicyHead(action_dim, embedding_dim, hidden_dim, log_std_bounds)
+
+    def forward(self, features: Tensor, noise: Tensor, *, detach_encoder: bool = True) -> Policy:
+        if detach_encoder:
+            features = features.detach()
+        return self.head(self.projection(features), noise)
+
+    def mean_action(self, features: Tensor) -> Tensor:
+        """The deterministic action tanh(mu), (B, A)."""
+        return self.head.mean_action(self.projection(features))
+
+
+class AttributionDecoder(nn.Module):
+    """M_theta: predicts the attribution mask from the critic's embedding and the action.
+
+    Returns logits like the observation, (B, channels, image_size, image_size). The first convolution has the
+    authors' 128 filters (the paper says 64); initialised by PyTorch's own rule.
+    """
+
+    def __init__(
+        self,
+        action_dim: int,
+        channels: int = 9,
+        embedding_dim: int = 100,
+        image_size: int = 84,
+        base_filters: int = 32,
+        filters: tuple[int, int] = (128, 64),
+    ) -> None:
+        super().__init__()
+        if image_size % 4:
+            raise InvalidValueError(
+                f"the decoder upsamples twice: image_size {image_size} is no multiple of 4"
+            )
+        self.base_shape = (base_filters, image_size // 4, image_size // 4)
+        self.linear = nn.Linear(embedding_dim + action_dim, math.prod(self.base_shape))
+        self.conv1 = nn.Conv2d(base_filters, filters[0], 3, padding=1)
+        self.conv2 = nn.Conv2d(filters[0], filters[1], 3, padding=1)
+        self.conv3 = nn.Conv2d(filters[1], channels, 3, padding=1)
+        init_uniform(self)
+
+    def forward(self, embedding: Tensor, action: Tensor) -> Tensor:
+        x = self.linear(torch.cat([embedding, action], dim=1))
+        x = F.relu(x).unflatten(1, self.base_shape)
+        # ReLU and nearest upsampling commute; on the small map ReLU costs a quarter.
+        x = F.interpolate(F.relu(self.conv1(x)), scale_factor=2)
+        x = F.interpolate(F.relu(self.conv2(x)), scale_factor=2)
+        return self.conv3(x)
+
+
+class SodaMLP(nn.Module):
+    """SODA's projector and its predictor: linear, batch norm, ReLU, linear. Flattens feature maps."""
+
+    def __init__(self, in_features: int = 100, hidden_dim: int = 100, out_features: int = 100) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(in_features, hidden_dim)
+        self.norm = nn.BatchNorm1d(hidden_dim)
+        self.out = nn.Linear(hidden_dim, out_features)
+        init_weights(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.relu(self.norm(self.hidden(x.flatten(1)))))
+
+
+def frozen_copy(module: Module) -> Module:
+    """A target network: a copy that shares no memory and takes no gradient."""
+    return copy.deepcopy(module).requires_grad_(False)
+
+
+@torch.no_grad()
+def ema_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """target <- target + tau (source - target), every parameter in place. Buffers (batch norm's) stay."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+
+
+def ema_update_critic(
+    target: Critic, source: Critic, encoder_tau: float = 0.05, heads_tau: float = 0.01
+) -> None:
+    """Move a target critic: the encoder with its projection, as in the benchmark, and the Q heads."""
+    ema_update(target.encoder, source.encoder, encoder_tau)
+    ema_update(target.projection, source.projection, encoder_tau)
+    ema_update(target.heads, source.heads, heads_tau)
+
+
+@torch.no_grad()
+def hard_copy(target: nn.Module, source: nn.Module) -> None:
+    """target <- source, every parameter and buffer in place, so that captured graphs keep their addresses."""
+    to: list[Tensor] = [*target.parameters(), *target.buffers()]
+    of: list[Tensor] = [*source.parameters(), *source.buffers()]
+    torch._foreach_copy_(to, of)

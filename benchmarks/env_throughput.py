@@ -1,0 +1,229 @@
+"""Agent steps per second of the environments, beside a plain reading of the benchmark's own pipeline.
+
+    python benchmarks/env_throughput.py                    # everything, a few minutes on two cores
+    python benchmarks/env_throughput.py --device cuda --renderers warp --num-envs 16 64 --shifts train
+
+Every rate is that of whole episodes: `steps` timed steps and one timed reset, put together in the proportion in which
+an episode has them. The reference renders with OpenGL, replaces the green screen pixel by pixel in Python, decodes the
+clip at every reset, all in one process.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import json
+import os
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import sgqn
+from sgqn import data
+from sgqn.envs.backgrounds import generate_clip
+from sgqn.envs.shifts import find_shift
+from sgqn.envs.simulation import Simulation
+from sgqn.envs.suite import gl_error
+from sgqn.envs.tasks import find_task
+
+
+@dataclass
+class Options:
+    """What to measure."""
+
+    task: str = "walker-walk"
+    shifts: list[str] = field(default_factory=lambda: ["train", "video_hard"])
+    renderers: list[str] = field(default_factory=lambda: ["gl", "warp"])
+    num_envs: list[int] = field(default_factory=lambda: [1, 2, 8, 16])
+    steps: int = 40
+    """Timed steps of every environment."""
+    device: str = "cpu"
+    """Where observations are made."""
+    reference: bool = True
+    """Measure the reference pipeline too (needs OpenGL)."""
+    physics: bool = True
+    """Measure physics alone, in processes and in threads."""
+    json: Annotated[bool, tyro.conf.arg(help="Print JSON instead of a table.")] = False
+
+
+def main(options: Options) -> None:
+    rows: list[dict] = []
+    reference = None
+    if options.reference and gl_error() is None:
+        seconds = reference_seconds(options.task, options.steps)
+        reference = 1 / seconds
+        rows.append({"what": "reference pipeline", "shift": "video_hard", "envs": 1, "steps/s": reference})
+    cases = [
+        (renderer, shift, count)
+        for shift in options.shifts
+        for renderer in options.renderers
+        for count in options.num_envs
+        if renderer != "gl" or gl_error() is None
+    ]
+    for renderer, shift, count in track(cases, description="environments", disable=options.json):
+        rate = our_rate(options, renderer, shift, count)
+        rows.append({"what": f"sgqn, {renderer}", "shift": shift, "envs": count, "steps/s": rate})
+    if options.physics:
+        for kind, rate in physics_rates(options).items():
+            rows.append({"what": f"physics alone, {kind}", "shift": "-", "envs": max(options.num_envs), "steps/s": rate})
+    for row in rows:
+        row["times the reference"] = row["steps/s"] / reference if reference and row["shift"] == "video_hard" else None
+    show(options, rows)
+
+
+def show(options: Options, rows: list[dict]) -> None:
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    device = torch.cuda.get_device_name() if options.device.startswith("cuda") else f"{os.cpu_count()} CPU cores"
+    table = Table(title=f"{options.task}: agent steps/s ({device})")
+    for name in ("what", "shift", "envs", "steps/s", "times the reference"):
+        table.add_column(name, justify="left" if name in ("what", "shift") else "right")
+    for row in rows:
+        times = row["times the reference"]
+        table.add_row(
+            row["what"], row["shift"], str(row["envs"]), f"{row['steps/s']:,.0f}", f"{times:.1f}" if times else ""
+        )
+    Console(width=100).print(table)
+
+
+def our_rate(options: Options, renderer: str, shift: str, count: int) -> float:
+    """Agent steps/s: a single environment through `make`, several through `make_vec`."""
+    task = find_task(options.task)
+    synchronize = torch.cuda.synchronize if options.device.startswith("cuda") else lambda: None
+    env: sgqn.envs.PixelEnv | sgqn.envs.PixelVectorEnv
+    if count == 1 and options.device == "cpu":
+        env = sgqn.make(options.task, shift=shift, renderer=renderer)
+    else:
+        env = sgqn.make_vec(options.task, count, shift=shift, renderer=renderer, device=options.device)
+    actions = np.random.RandomState(0).uniform(-1, 1, (options.steps, *env.action_space.shape))
+    env.reset(seed=0)
+    for action in actions[:5]:
+        env.step(action)
+    start = time.perf_counter()
+    env.reset()
+    synchronize()
+    reset = time.perf_counter() - start
+    start = time.perf_counter()
+    for action in actions:
+        env.step(action)
+    synchronize()
+    step = (time.perf_counter() - start) / options.steps
+    env.close()
+    return count * task.episode_steps / (task.episode_steps * step + reset)
+
+
+def physics_rates(options: Options) -> dict[str, float]:
+    """dm_control's steps without any rendering: in worker processes, and in threads of this process."""
+    from sgqn.envs.worker import STEP
+    from sgqn.envs.workers import WorkerStage
+
+    task, count = find_task(options.task), max(options.num_envs)
+    actions = np.random.RandomState(0).uniform(-1, 1, (options.steps, count, Simulation(task, find_shift("train")).action_dim))
+    stage = WorkerStage(task, "train", count, 8, "warp", torch.device("cpu"), masks=False)
+    stage.reset(range(count), 0, range(count))
+    assert STEP
+    start = time.perf_counter()
+    for action in actions:
+        stage.step_async(action)
+        stage.step_wait()
+    processes = time.perf_counter() - start
+    stage.close()
+    simulations = [Simulation(task, find_shift("train")) for _ in range(count)]
+    for i, simulation in enumerate(simulations):
+        simulation.reset(i)
+    with ThreadPoolExecutor(min(count, os.cpu_count() or 1)) as pool:
+        start = time.perf_counter()
+        for action in actions:
+            list(pool.map(lambda simulation, a: simulation.step(a), simulations, action))
+        threads = time.perf_counter() - start
+    steps = options.steps * count
+    return {"processes": steps / processes, "threads": steps / threads}
+
+
+# ---- the reference pipeline, written plainly --------------------------------------------------------------------
+
+
+def reference_seconds(task_name: str, steps: int) -> float:
+    """Seconds an agent step of video_hard takes, the reset's share included."""
+    task = find_task(task_name)
+    simulation = Simulation(task, find_shift("video_hard"))
+    clips = video_files()
+    frames: list[np.ndarray] = []
+    random = np.random.RandomState(0)
+
+    def observe(clip: np.ndarray, index: int) -> np.ndarray:
+        picture = simulation.physics.render(84, 84, camera_id=0)
+        background = torch.from_numpy(clip[index % len(clip)]).permute(2, 0, 1)[None].float() / 255
+        background = F.interpolate(background, size=(84, 84), mode="bilinear", align_corners=False)
+        behind = (background * 255).byte()[0].permute(1, 2, 0).numpy()
+        frames.append(green_screen(picture, behind))
+        return np.concatenate([frame.transpose(2, 0, 1) for frame in frames[-3:]])
+
+    simulation.reset(0)
+    observe(read_video(clips[0]), 0)  # makes the OpenGL context
+    start = time.perf_counter()
+    simulation.reset(1)
+    clip = read_video(clips[1 % len(clips)])
+    observe(clip, 0)
+    reset = time.perf_counter() - start
+    start = time.perf_counter()
+    for index in range(steps):
+        simulation.step(random.uniform(-1, 1, simulation.action_dim))
+        observe(clip, index + 1)
+    step = (time.perf_counter() - start) / steps
+    return step + reset / task.episode_steps
+
+
+def green_screen(picture: np.ndarray, background: np.ndarray) -> np.ndarray:
+    """The benchmark's rule, pixel by pixel."""
+    result = picture.copy()
+    for y in range(picture.shape[0]):
+        for x in range(picture.shape[1]):
+            r, g, b = (float(c) / 255 for c in picture[y, x])
+            h, s, v = colorsys.rgb_to_hsv(r, g, b)
+            if 100 <= h * 360 <= 185 and 80 <= s * 255 <= 255 and 70 <= v * 255 <= 255:
+                result[y, x] = background[y, x]
+    return result
+
+
+def read_video(path: Path) -> np.ndarray:
+    """All frames of a clip, decoded anew."""
+    import av
+
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def video_files() -> list[Path]:
+    """The data directory's clips, or two of the size of the benchmark's made from generated backgrounds."""
+    found = data.video_clips("video_hard")
+    if found:
+        return found
+    import av
+
+    folder = Path(tempfile.mkdtemp(prefix="sgqn-clips-"))
+    for index in range(2):
+        with av.open(str(folder / f"video{index}.mp4"), "w") as container:
+            stream = container.add_stream("mpeg4", rate=25)
+            stream.width = stream.height = 352
+            small = generate_clip("video_hard", index, 84)
+            for frame in np.resize(small.numpy(), (500, 84, 84, 3)):
+                large = np.ascontiguousarray(frame.repeat(5, 0).repeat(5, 1)[:352, :352])
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(large, format="rgb24")))
+            container.mux(stream.encode())
+    return sorted(folder.iterdir())
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,73 @@
+"""How far Warp's pictures are from OpenGL's: mean absolute difference of 255, and overlap of the ground-truth masks.
+
+    python benchmarks/renderer_fidelity.py            # the paper's five tasks, an episode of random actions each
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from sgqn.envs.gl import GLRenderer
+from sgqn.envs.shifts import find_shift
+from sgqn.envs.simulation import Simulation
+from sgqn.envs.tasks import PAPER_TASKS, find_task
+from sgqn.envs.warp import WarpRenderer
+
+
+@dataclass
+class Options:
+    """What to compare."""
+
+    tasks: list[str] = field(default_factory=lambda: list(PAPER_TASKS))
+    shift: str = "train"
+    every: int = 2
+    """Compare every so many agent steps of the episode."""
+
+
+def main(options: Options) -> None:
+    table = Table(title=f"Warp against OpenGL, shift {options.shift}, a whole episode of random actions")
+    for name in ("task", "frames", "mean difference of 255", "largest frame", "mask IoU"):
+        table.add_column(name, justify="left" if name == "task" else "right")
+    for task in track(options.tasks, description="tasks"):
+        differences, overlap = compare(task, options.shift, options.every)
+        table.add_row(
+            task, str(len(differences)), f"{np.mean(differences):.2f}", f"{max(differences):.2f}", f"{overlap:.3f}"
+        )
+    Console(width=100).print(table)
+
+
+def compare(name: str, shift_name: str, every: int) -> tuple[list[float], float]:
+    """Mean absolute difference of each compared frame; intersection over union of the masks over all of them."""
+    task, shift = find_task(name), find_shift(shift_name)
+    simulation = Simulation(task, shift)
+    warp = WarpRenderer(simulation, 1, 84, torch.device("cpu"), masks=True)
+    gl = GLRenderer(simulation, 84)
+    simulation.reset(0)
+    gl.upload()
+    warp.set_colors([0], [shift.colors(0, 0)])
+    row = np.zeros((1, simulation.scene.size), dtype=np.float32)
+    random = np.random.RandomState(0)
+    differences, both, either = [], 0, 0
+    for step in range(task.episode_steps):
+        simulation.step(random.uniform(-1, 1, simulation.action_dim))
+        if step % every:
+            continue
+        simulation.write_scene(row[0])
+        drawn = warp.frames(row)[0].numpy().astype(int)
+        differences.append(float(np.abs(gl.frame().astype(int) - drawn).mean()))
+        a, b = gl.mask(), warp.masks()[0].numpy()
+        both, either = both + int((a & b).sum()), either + int((a | b).sum())
+    warp.close()
+    simulation.close()
+    return differences, both / max(either, 1)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

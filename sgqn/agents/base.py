@@ -1,0 +1,131 @@
+"""What every agent is to the trainer, and what a value learner is to the methods that wrap it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sgqn.errors import InvalidValueError, SgqnError
+from sgqn.replay import Batch
+
+Metrics = dict[str, Tensor]
+Losses = dict[str, Tensor]
+Array = TypeVar("Array", np.ndarray, Tensor)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The shapes an agent is built for. Some are shown `render_size` pixels and see a crop of `image_size`."""
+
+    action_dim: int
+    channels: int = 9
+    image_size: int = 84
+    render_size: int = 84
+
+
+class Phase(NamedTuple):
+    """Which parts of an update run: the trainer's schedule, fixed before the update begins."""
+
+    actor: bool = True
+    targets: bool = True
+    auxiliary: bool = True
+
+
+class Learner(Protocol):
+    """A value learner, as SGQN and SODA need it: they add losses to its critic step and steps of their own.
+
+    `encode` and `values` are the online networks; gradients flow through both. A learner with discrete actions answers
+    `values` for the actions taken.
+    """
+
+    def augment(self, batch: Batch) -> Batch: ...
+    def encode(self, obs: Tensor) -> Tensor: ...
+    def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, ...]: ...
+    def embed(self, features: Tensor) -> Tensor: ...
+    def critic_losses(self, batch: Batch, values: tuple[Tensor, ...]) -> Losses: ...
+    def critic_step(self, losses: Losses) -> Metrics: ...
+    def actor_step(self, features: Tensor) -> Metrics: ...
+    def target_step(self) -> None: ...
+
+
+class Agent(nn.Module):
+    """Networks, their optimisers and one source of randomness; knows no environment, no logger, no file."""
+
+    def __init__(self, spec: Spec, batch_size: int):
+        super().__init__()
+        self.spec = spec
+        self.batch_size = batch_size
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.generator = torch.Generator()
+
+    def make_optimizers(self) -> None:
+        """Called once, when the networks have moved to their device and the generator is set."""
+        raise NotImplementedError
+
+    def update(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
+        """One step of learning: tensors in, tensors out, nothing that a CUDA graph could not capture."""
+        raise NotImplementedError
+
+    def sample_size(self, phase: Phase) -> int:
+        """How many transitions `update` wants in this phase."""
+        del phase
+        return self.batch_size
+
+    def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
+        """Actions (B, A) for observations (B, C, H, W)."""
+        raise NotImplementedError
+
+    def mask_probabilities(self, obs: Tensor, action: Tensor) -> Tensor:
+        """What the decoder M_theta predicts: (B, C, H, W) in [0, 1]."""
+        raise SgqnError(f"{type(self).__name__} has no attribution decoder: only agents trained by SGQN predict masks")
+
+    @torch.no_grad()
+    def act(self, obs: Array, deterministic: bool = True) -> Array:
+        """An action for one observation (C, H, W), or actions for a batch of them; numpy in, numpy out."""
+        batch, single = self._as_batch(obs)
+        action = self.policy(batch, deterministic)
+        return self._like(obs, action[0] if single else action)
+
+    @torch.no_grad()
+    def predict_mask(self, obs: Array, action: Array) -> Array:
+        """The decoder's guess of the attribution mask, in [0, 1], like `obs`; no backward pass."""
+        batch, single = self._as_batch(obs)
+        actions = torch.as_tensor(action, device=batch.device, dtype=torch.float32)
+        mask = self.mask_probabilities(batch, actions[None] if single else actions)
+        return self._like(obs, mask[0] if single else mask)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def _as_batch(self, obs: np.ndarray | Tensor) -> tuple[Tensor, bool]:
+        tensor = torch.as_tensor(obs, device=self.device)
+        if tensor.ndim not in (3, 4) or tensor.shape[-3] != self.spec.channels:
+            raise InvalidValueError(
+                f"an observation has shape ({self.spec.channels}, height, width), not {tuple(tensor.shape)}"
+            )
+        return (tensor[None], True) if tensor.ndim == 3 else (tensor, False)
+
+    @staticmethod
+    def _like(given: Any, result: Tensor) -> Any:
+        return result if isinstance(given, Tensor) else result.cpu().numpy()
+
+
+def minimize(optimizer: torch.optim.Optimizer, losses: Losses) -> Metrics:
+    """One step down the sum of the losses, for the optimizer's own parameters alone."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.zero_grad(set_to_none=True)
+    torch.stack(list(losses.values())).sum().backward(inputs=parameters)
+    optimizer.step()
+    return {f"loss/{name}": loss.detach() for name, loss in losses.items()}
+
+
+def adam(parameters: Any, learning_rate: float, beta: float = 0.9) -> torch.optim.Adam:
+    """Adam as the paper sets it; fused, and capturable where a GPU may capture it."""
+    parameters = list(parameters)
+    on_gpu = parameters[0].is_cuda
+    return torch.optim.Adam(parameters, learning_rate, betas=(beta, 0.999), fused=True, capturable=on_gpu)

@@ -1,0 +1,120 @@
+"""Soft actor-critic from pixels (Haarnoja et al., 2018), the learner that every agent here builds on."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sgqn.agents.base import Agent, Losses, Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.settings import AgentSettings
+from sgqn.augmentations import Augmentation, center_crop
+from sgqn.losses import actor_loss, critic_loss, soft_td_target, temperature_loss
+from sgqn.networks import Actor, Critic, Encoder, ema_update_critic, frozen_copy
+from sgqn.replay import Batch
+
+
+class SAC(Agent):
+    """Double Q-learning with an entropy bonus; critic and actor share the convolutions, which the critic trains.
+
+    `view` turns a sampled observation into what the update sees: nothing (SAC), a random shift (DrQ), a crop (RAD).
+    """
+
+    def __init__(self, spec: Spec, settings: AgentSettings, view: Augmentation | None = None):
+        super().__init__(spec, settings.batch_size)
+        self.settings = settings
+        self.view = view
+        encoder = Encoder(spec.channels, settings.encoder_layers, settings.encoder_filters, spec.image_size)
+        self.critic = Critic(encoder, spec.action_dim, settings.embedding_dim, settings.hidden_dim)
+        self.actor = Actor(encoder.out_shape, spec.action_dim, settings.embedding_dim, settings.hidden_dim)
+        self.target = frozen_copy(self.critic)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(settings.initial_temperature)))
+        self.target_entropy = -float(spec.action_dim)
+
+    def make_optimizers(self) -> None:
+        """After the networks have moved to their device."""
+        rate = self.settings.learning_rate
+        trained = list(self.actor.parameters())
+        if self.settings.actor_trains_encoder:
+            trained += self.critic.encoder.parameters()
+        self.optimizers["critic"] = adam(self.critic.parameters(), rate)
+        self.optimizers["actor"] = adam(trained, rate)
+        self.optimizers["temperature"] = adam([self.log_alpha], self.settings.temperature_learning_rate, beta=0.5)
+
+    def update(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
+        batch = self.augment(batch)
+        values = self.values(self.encode(batch.obs), batch.action)
+        metrics = self.critic_step(self.critic_losses(batch, values))
+        if phase.actor:
+            metrics |= self.actor_step(self.actor_features(batch.obs))
+        if phase.targets:
+            self.target_step()
+        return metrics
+
+    def augment(self, batch: Batch) -> Batch:
+        """The view of obs and, drawn independently, of next obs."""
+        if self.view is None:
+            return batch
+        obs, next_obs = (self.view(frames, self.generator) for frames in (batch.obs, batch.next_obs))
+        return batch._replace(obs=obs, next_obs=next_obs)
+
+    def encode(self, obs: Tensor) -> Tensor:
+        return self.critic.encoder(obs)
+
+    def embed(self, features: Tensor) -> Tensor:
+        return self.critic.projection(features)
+
+    def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        return self.critic.heads(self.embed(features), action)
+
+    def critic_losses(self, batch: Batch, values: tuple[Tensor, ...]) -> Losses:
+        return {"critic": critic_loss(values, self.td_target(batch))}
+
+    @torch.no_grad()
+    def td_target(self, batch: Batch) -> Tensor:
+        """y = r + gamma (min Q'(s', a') - alpha log pi(a'|s')), a' drawn from the policy."""
+        policy = self.actor(self.encode(batch.next_obs), self.noise(batch.action))
+        next_values = self.target(batch.next_obs, policy.action)
+        return soft_td_target(batch.reward, batch.discount, next_values, policy.log_prob, self.alpha)
+
+    def critic_step(self, losses: Losses) -> Metrics:
+        return minimize(self.optimizers["critic"], losses)
+
+    def actor_features(self, obs: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.settings.actor_trains_encoder):
+            return self.encode(obs)
+
+    def actor_step(self, features: Tensor) -> Metrics:
+        """Actor and temperature, on the critic's features."""
+        policy = self.actor(
+            features,
+            self.noise(features.new_empty(len(features), self.spec.action_dim)),
+            detach_encoder=not self.settings.actor_trains_encoder,
+        )
+        values = self.values(features.detach(), policy.action)
+        metrics = minimize(self.optimizers["actor"], {"actor": actor_loss(values, policy.log_prob, self.alpha)})
+        loss = temperature_loss(self.log_alpha, policy.log_prob, self.target_entropy)
+        metrics |= minimize(self.optimizers["temperature"], {"temperature": loss})
+        return metrics | {
+            "temperature": self.alpha.detach(),
+            "entropy": -policy.log_prob.detach().mean(),
+            "value": torch.stack(values).detach().mean(),
+        }
+
+    def target_step(self) -> None:
+        ema_update_critic(self.target, self.critic, self.settings.encoder_tau, self.settings.critic_tau)
+
+    def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
+        features = self.encode(center_crop(obs, self.spec.image_size))
+        if deterministic:
+            return self.actor.mean_action(features)
+        return self.actor(features, self.noise(features.new_empty(len(obs), self.spec.action_dim))).action
+
+    @property
+    def alpha(self) -> Tensor:
+        return self.log_alpha.exp()
+
+    def noise(self, like: Tensor) -> Tensor:
+        """Standard normal numbers of the shape of `like`, from the agent's own generator."""
+        return torch.randn(like.shape, generator=self.generator, device=like.device)

@@ -1,0 +1,351 @@
+"""Image augmentations, batched on the device: `(obs, generator) -> obs`.
+
+Observations are uint8 or float (B, C, H, W) in [0, 255], C being stacked RGB frames. Every draw comes from the
+explicit generator (on the device of the observations), one per image and the same for all its stacked frames.
+Shapes are static and nothing waits for the device, so all of them can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from sgqn.errors import DataError, InvalidValueError, UnknownNameError
+
+log = logging.getLogger(__name__)
+
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def random_shift(obs: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
+    """DrQ's shift: replicate `pad` pixels around, cut the original size out at random. Keeps the dtype.
+
+    Two calls draw two shifts: obs and next obs are shifted independently.
+    """
+    if pad < 0:
+        raise InvalidValueError(f"random_shift: pad must be at least 0, got {pad}")
+    top, left = _randint(2 * pad + 1, (2, len(obs)), obs, generator) - pad
+    return window(obs, top, left, obs.shape[-2], obs.shape[-1])
+
+
+def random_crop(obs: Tensor, generator: torch.Generator, size: int = 84) -> Tensor:
+    """A square of `size` at a random place of a larger render (RAD, SODA). Keeps the dtype."""
+    height, width = _larger(obs, size)
+    top = _randint(height - size + 1, (len(obs),), obs, generator)
+    left = _randint(width - size + 1, (len(obs),), obs, generator)
+    return window(obs, top, left, size, size)
+
+
+def center_crop(obs: Tensor, size: int = 84) -> Tensor:
+    """The middle square (..., size, size): what agents trained on random crops act on. A view."""
+    height, width = _larger(obs, size)
+    top, left = (height - size) // 2, (width - size) // 2
+    return obs[..., top : top + size, left : left + size]
+
+
+def overlay(obs: Tensor, generator: torch.Generator, pictures: Tensor, alpha: float = 0.5) -> Tensor:
+    """(1 - alpha) obs + alpha picture, the picture drawn from uint8 (num, 3, H, W). Gives float32 in [0, 255]."""
+    frames = _rgb_frames(obs)
+    if pictures.shape[1:] != frames.shape[2:]:
+        raise InvalidValueError(
+            f"overlay: pictures of {tuple(pictures.shape[1:])} on frames of {tuple(frames.shape[2:])}"
+        )
+    index = _randint(len(pictures), (len(obs),), obs, generator)
+    chosen = pictures.index_select(0, index).unsqueeze(1)  # (B, 1, 3, H, W)
+    return ((1 - alpha) * frames.float() + alpha * chosen.float()).view(obs.shape)
+
+
+def random_conv(obs: Tensor, generator: torch.Generator) -> Tensor:
+    """A random 3x3 colour convolution per image: 255 sigmoid(w * obs / 255), w ~ N(0, 1). Gives float32."""
+    frames = _rgb_frames(obs)  # (B, k, 3, H, W)
+    batch, stack, _, height, width = frames.shape
+    weight = torch.randn(batch * 3, 3, 3, 3, device=obs.device, generator=generator)
+    # One group per image; its stacked frames take the place of the batch, so that they share the kernel.
+    inputs = frames.float().div(255).transpose(0, 1).reshape(stack, batch * 3, height, width)
+    outputs = F.conv2d(F.pad(inputs, (1, 1, 1, 1), mode="replicate"), weight, groups=batch)
+    outputs = outputs.view(stack, batch, 3, height, width).transpose(0, 1)
+    return torch.sigmoid(outputs).mul(255).reshape(obs.shape)
+
+
+def window(obs: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
+    """Cut (height, width) out of each image at `top`, `left` (B,); outside, the edge pixels continue."""
+    batch, channels, rows, columns = obs.shape
+    row = (top[:, None] + torch.arange(height, device=obs.device)).clamp(0, rows - 1)  # (B, height)
+    column = (left[:, None] + torch.arange(width, device=obs.device)).clamp(0, columns - 1)  # (B, width)
+    pixel = (row[:, :, None] * columns + column[:, None, :]).view(batch, 1, height * width)
+    cut = obs.reshape(batch, channels, rows * columns).gather(2, pixel.expand(-1, channels, -1))
+    return cut.view(batch, channels, height, width)
+
+
+def _randint(high: int, shape: tuple[int, ...], obs: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randint(high, shape, device=obs.device, generator=generator)
+
+
+def _rgb_frames(obs: Tensor) -> Tensor:
+    """(B, 3 k, H, W) -> (B, k, 3, H, W)."""
+    batch, channels, height, width = obs.shape
+    if channels % 3:
+        raise InvalidValueError(f"observations must be stacked RGB frames, got {channels} channels")
+    return obs.reshape(batch, channels // 3, 3, height, width)
+
+
+def _larger(obs: Tensor, size: int) -> tuple[int, int]:
+    height, width = obs.shape[-2:]
+    if not 1 <= size <= min(height, width):
+        raise InvalidValueError(f"cannot crop {size}x{size} out of {height}x{width}")
+    return height, width
+
+
+class PictureBank:
+    """`num` random resized crops of the data directory's pictures, uint8 (num, 3, size, size) on the device.
+
+    Without any picture, generated ones serve: `source` says which ("pictures" or "generated"). Crop number k is
+    a function of `seed` and k alone and lies in slot k modulo `num`, so two integers are the bank's whole state.
+    """
+
+    def __init__(
+        self,
+        num: int = 2048,
+        size: int = 84,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        paths: Iterable[Path] | None = None,
+        cache_bytes: int = 256 << 20,
+    ):
+        if num < 1 or size < 1:
+            raise InvalidValueError(f"picture bank: num and size must be at least 1, got {num} and {size}")
+        if paths is None:
+            from sgqn.data import overlay_images
+
+            paths = overlay_images()
+        files = list(paths)
+        self.num = num
+        self.size = size
+        self.seed = seed
+        self.source = "pictures" if files else "generated"
+        self._sources: Sequence[Image.Image] | _PictureFiles
+        if files:
+            self._sources = _PictureFiles(files, cache_bytes)
+            log.info("overlay pictures: random crops of %d files", len(files))
+        else:
+            self._sources = _generated(num, size)
+            log.warning("overlay pictures: none found, using generated ones (not the benchmark's)")
+        self._fingerprint = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
+        self._worker: ThreadPoolExecutor | None = None
+        self._next: tuple[int, int, Future[Tensor]] | None = None  # first crop, how many, the crops
+        self.pictures = torch.zeros(num, 3, size, size, dtype=torch.uint8, device=device)
+        self._drawn = 0
+        self._append(self._crops(0, num))
+
+    def refresh(self, n: int) -> None:
+        """Replace the `n` oldest entries by fresh crops, in place.
+
+        A thread has prepared them since the last call with the same `n`; what comes does not depend on timing.
+        """
+        n = min(n, self.num)
+        if n < 1:
+            return
+        if self._next and self._next[:2] == (self._drawn, n):
+            crops = self._next[2].result()
+        else:
+            crops = self._crops(self._drawn, n)
+        self._append(crops)
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="pictures")
+        self._next = (self._drawn, n, self._worker.submit(self._crops, self._drawn, n))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values from which the same pictures come again, given the same files."""
+        return {
+            "num": self.num,
+            "size": self.size,
+            "seed": self.seed,
+            "drawn": self._drawn,
+            "source": self.source,
+            "fingerprint": self._fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Hold exactly the pictures that the saved bank held, and go on with the same."""
+        if (state["num"], state["size"]) != (self.num, self.size):
+            raise InvalidValueError(
+                f"a bank of {state['num']} pictures of size {state['size']} is not one of {self.num} of {self.size}"
+            )
+        if (state["source"], state["fingerprint"]) != (self.source, self._fingerprint):
+            log.warning("overlay pictures: the files have changed since this state was saved")
+        if (state["seed"], state["drawn"]) != (self.seed, self._drawn):
+            self.seed = int(state["seed"])
+            self._next = None
+            self._drawn = int(state["drawn"]) - self.num
+            self._append(self._crops(self._drawn, self.num))
+
+    def _append(self, crops: Tensor) -> None:
+        """Write crops to the slots that follow: one slice, or two around the end."""
+        slot = self._drawn % self.num
+        fit = min(len(crops), self.num - slot)
+        self.pictures[slot : slot + fit].copy_(crops[:fit], non_blocking=True)
+        self.pictures[: len(crops) - fit].copy_(crops[fit:], non_blocking=True)
+        self._drawn += len(crops)
+
+    def _crops(self, first: int, count: int) -> Tensor:
+        """Crops number `first`, `first + 1`, ...: uint8 (count, 3, size, size) on the host."""
+        crops = np.empty((count, self.size, self.size, 3), dtype=np.uint8)
+
+        def crop(index: int) -> None:
+            rng = np.random.default_rng((self.seed, first + index))
+            image = self._sources[int(rng.integers(len(self._sources)))]
+            crops[index] = _random_resized_crop(image, self.size, rng)
+
+        if count < 64:
+            for index in range(count):
+                crop(index)
+        else:  # decoding and resizing release the interpreter's lock
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                list(pool.map(crop, range(count)))
+        return torch.from_numpy(crops).permute(0, 3, 1, 2).contiguous()
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """`overlay` with the pictures of a bank, which may be refreshed meanwhile."""
+
+    bank: PictureBank | None
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.bank is None:
+            raise InvalidValueError("overlay needs a PictureBank")
+        if not 0 <= self.alpha <= 1:
+            raise InvalidValueError(f"overlay: alpha must lie in [0, 1], got {self.alpha}")
+
+    def __call__(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+        assert self.bank is not None
+        return overlay(obs, generator, self.bank.pictures, self.alpha)
+
+
+def _without_bank(function: Callable[..., Tensor]) -> Callable[..., Augmentation]:
+    return lambda bank=None, **options: partial(function, **options)
+
+
+AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
+    "overlay": Overlay,
+    "random_conv": _without_bank(random_conv),
+    "random_crop": _without_bank(random_crop),
+    "random_shift": _without_bank(random_shift),
+}
+
+
+def make_augmentation(name: str, bank: PictureBank | None = None, **options: Any) -> Augmentation:
+    """The augmentation of that name with its settings; only `overlay` needs the bank."""
+    if name not in AUGMENTATIONS:
+        raise UnknownNameError("augmentation", name, AUGMENTATIONS)
+    return AUGMENTATIONS[name](bank=bank, **options)
+
+
+# Pictures
+
+
+class _PictureFiles:
+    """Decoded pictures by index, the latest kept in memory. A file that is no picture stands for its successor."""
+
+    def __init__(self, paths: list[Path], cache_bytes: int):
+        self._paths = paths
+        self._limit = cache_bytes
+        self._held = 0
+        self._cache: OrderedDict[int, Image.Image] = OrderedDict()
+        self._bad: set[int] = set()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        for step in range(len(self._paths)):
+            image = self._load((index + step) % len(self._paths))
+            if image is not None:
+                return image
+        raise DataError(f"none of {len(self._paths)} overlay pictures can be read, such as {self._paths[0]}")
+
+    def _load(self, index: int) -> Image.Image | None:
+        with self._lock:
+            if index in self._bad:
+                return None
+            if index in self._cache:
+                self._cache.move_to_end(index)
+                return self._cache[index]
+        try:
+            image = _decode(self._paths[index])
+        except Exception as error:  # Pillow's decoders raise nearly anything on files that are no pictures
+            with self._lock:
+                if index not in self._bad:
+                    self._bad.add(index)
+                    log.warning("overlay picture skipped: %s (%s)", self._paths[index], error)
+            return None
+        with self._lock:
+            if index not in self._cache:
+                self._cache[index] = image
+                self._held += _held(image)
+            while self._held > self._limit and len(self._cache) > 1:
+                self._held -= _held(self._cache.popitem(last=False)[1])
+        return image
+
+
+_SHORT_SIDE = 256  # larger pictures are reduced to it, the size of Places365
+
+
+def _decode(path: Path) -> Image.Image:
+    with Image.open(path) as file:
+        scale = _SHORT_SIDE / min(file.size)
+        reduced = (math.ceil(file.width * scale), math.ceil(file.height * scale))
+        if scale < 1:
+            file.draft("RGB", reduced)  # JPEGs decode several times faster when less is wanted
+        image = file.convert("RGB")
+    return image.resize(reduced, Image.Resampling.BILINEAR) if scale < 1 else image
+
+
+def _held(image: Image.Image) -> int:
+    return image.width * image.height * 4  # Pillow holds RGB in four bytes
+
+
+def _generated(num: int, size: int) -> list[Image.Image]:
+    from sgqn.envs.backgrounds import generated_pictures
+
+    pictures = generated_pictures(min(max(num // 8, 32), 256), size + size // 4, 0)
+    return [Image.fromarray(picture) for picture in np.asarray(pictures)]
+
+
+def _random_resized_crop(image: Image.Image, size: int, rng: np.random.Generator) -> np.ndarray:
+    """A part of 0.08 to 1 of the area, sides 3:4 to 4:3, mirrored half of the time: uint8 (size, size, 3)."""
+    x, y, width, height = _random_box(image.width, image.height, rng)
+    box = (x, y, x + width, y + height)
+    crop = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box))
+    return crop[:, ::-1] if rng.random() < 0.5 else crop
+
+
+def _random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """x, y, width, height; where ten attempts do not fit, the largest middle part of a permitted shape."""
+    for _ in range(10):
+        area = width * height * rng.uniform(0.08, 1)
+        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1)), w, h
+    w = max(1, min(width, round(height * 4 / 3)))
+    h = max(1, min(height, round(width * 4 / 3)))
+    return (width - w) // 2, (height - h) // 2, w, h

@@ -1,0 +1,309 @@
+"""The `sgqn` command. A subcommand is one function with `@command`; its heavy imports stay inside it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import io
+import json as jsonlib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+import sgqn
+from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import Console
+
+    from sgqn.data import Entry
+
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+Command = Callable[..., None]
+
+COMMANDS: dict[str, Command] = {}
+
+
+def command(name: str) -> Callable[[Command], Command]:
+    """Make a function the subcommand `name`, which may be two words. Its signature becomes the options."""
+
+    def register(function: Command) -> Command:
+        COMMANDS[name] = function
+        return function
+
+    return register
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `sgqn`; returns the exit code: 0, 2 for what the user can mend, 130 when interrupted."""
+    try:
+        _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except SgqnError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `sgqn data | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:  # a full disk, a folder that may not be written to
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(args: list[str]) -> None:
+    """Find the command that the first one or two words name, and call it with the rest."""
+    words = 2 if " ".join(args[:2]) in COMMANDS else 1
+    name = " ".join(args[:words])
+    if name in ("", "-h", "--help"):
+        _print_help()
+    elif name == "--version":
+        print(f"sgqn {sgqn.__version__}")
+    elif name in COMMANDS:
+        _parse(name, args[words:])()
+    else:
+        raise UnknownNameError("command", name, {known.split()[0] for known in COMMANDS})
+
+
+def _print_help() -> None:
+    print("usage: sgqn COMMAND [OPTIONS]\n")
+    print("Visual reinforcement learning that works in scenes it never saw.\n\ncommands:")
+    for name, function in COMMANDS.items():
+        print(f"  {name:<10}  {(inspect.getdoc(function) or '').splitlines()[0]}")
+    print("\n`sgqn COMMAND --help` explains a command; `sgqn --version` prints the version.")
+
+
+def _parse(name: str, args: list[str]) -> Callable[[], None]:
+    """The call that the arguments ask for; made outside of tyro, which would swallow its ValueErrors."""
+    function = COMMANDS[name]
+
+    @functools.wraps(function)
+    def bind(*positional: Any, **named: Any) -> Any:
+        return functools.partial(function, *positional, **named)
+
+    message = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(message):
+            call: Callable[[], None] = tyro.cli(bind, prog=f"sgqn {name}", args=args)
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+        raise InvalidValueError(f"{_one_line(message.getvalue())} (see `sgqn {name} --help`)") from None
+    return call
+
+
+def _one_line(box: str) -> str:
+    """The text of tyro's boxed message, without its frame and its pointer to the help."""
+    text = " ".join(
+        re.sub(r"^[│|]?(.*?)[│|]?$", r"\1", line) for line in box.splitlines() if line[:1] not in "╭╰+"
+    )
+    parts = [" ".join(part.split()) for part in re.split(r"[─-]{8,}", text)]
+    return "; ".join(part for part in parts if part and not part.startswith("For full helptext"))
+
+
+# Data
+
+
+@command("data")
+def data(json: Flag = False) -> None:
+    """Show what data was found where, and how to get the rest (`sgqn data get`).
+
+    Args:
+        json: Print JSON instead of a table.
+    """
+    from sgqn import data as store
+
+    directory, entries = store.data_dir(), store.inventory()
+    if json:
+        rows = [dataclasses.asdict(entry) | {"path": str(entry.path)} for entry in entries]
+        print(jsonlib.dumps({"directory": str(directory), "sets": rows}, indent=2))
+    else:
+        _print_inventory(directory, entries)
+
+
+@command("data get")
+def data_get(
+    kind: tyro.conf.Positional[Literal["dmcgb", "overlay"]],
+    source: Annotated[str, tyro.conf.arg(name="from", metavar="PATH_OR_URL")],
+) -> None:
+    """Install clips and colours (dmcgb) or pictures (overlay) from a folder, an archive or a URL.
+
+    Files are recognised wherever they lie in the source, verified, and put into the data directory. What is
+    there already is skipped; a broken download continues when the command is run again.
+
+    Args:
+        kind: dmcgb: the benchmark's video_easy/*.mp4, video_hard/*.mp4, color_easy and color_hard;
+            overlay: every picture of the source.
+        source: A folder (such as a clone of the benchmark's repository), a .zip or .tar archive, or an
+            http(s) URL of one.
+    """
+    from sgqn import data as store
+
+    result = store.get(kind, source)
+    print(f"{len(result.installed)} files installed, {len(result.skipped)} were there already")
+    print(f"data directory: {result.directory}")
+    if result.bad:
+        for name, reason in result.bad.items():
+            print(f"not installed: {name} {reason}", file=sys.stderr)
+        names = list(result.bad)
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        raise DataError(f"{len(names)} damaged files were not installed: {', '.join(names[:5])}{more}")
+
+
+def _print_inventory(directory: Path, entries: list[Entry]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    origin = "from SGQN_DATA" if os.environ.get("SGQN_DATA") else "the default; set SGQN_DATA to use another"
+    console = Console(highlight=False)
+    console.print(Text(f"Data directory: {directory} ({origin})"), soft_wrap=True)
+    table = Table("set", "found", "state", "what serves", box=box.SIMPLE_HEAD)
+    colors = {"complete": "green", "incomplete": "yellow", "missing": "yellow", "damaged": "red"}
+    for entry in entries:
+        found = f"{entry.found} of {entry.expected}" if entry.expected else str(entry.found)
+        serves = "these files" if entry.found else "generated, not the benchmark"
+        where = entry.path.relative_to(directory).as_posix()
+        table.add_row(where, found, Text(entry.state, style=colors[entry.state]), serves)
+    console.print(table)
+    for problem in (problem for entry in entries for problem in entry.problems):
+        console.print(Text(f"damaged: {problem}", style="red"), soft_wrap=True)
+    if missing := [entry.instead for entry in entries if not entry.found]:
+        serves = f"Built-in {', '.join(dict.fromkeys(missing))} serve for what is missing; results say so."
+        console.print(Text(serves), soft_wrap=True)
+    _print_how_to_get(console, entries)
+
+
+def _print_how_to_get(console: Console, entries: list[Entry]) -> None:
+    from rich.text import Text
+
+    from sgqn.data import BENCHMARK, HOW_TO_GET
+
+    lacking = {entry.how for entry in entries if entry.state != "complete"}
+    lines = []
+    if HOW_TO_GET["dmcgb"] in lacking:
+        lines += [
+            "",
+            f"Clips and colours: the benchmark's repository, {BENCHMARK},",
+            "as a clone, a downloaded archive, or straight from the web:",
+            f"  git clone {BENCHMARK}",
+            "  sgqn data get dmcgb --from dmcontrol-generalization-benchmark",
+            f"  {HOW_TO_GET['dmcgb']}",
+        ]
+    if HOW_TO_GET["overlay"] in lacking:
+        lines += ["", "Overlay pictures: Places365 or any folder of images:", f"  {HOW_TO_GET['overlay']}"]
+    for line in lines or ["Everything is there."]:
+        console.print(Text(line), soft_wrap=True)
+
+
+# Preview
+
+
+@command("preview")
+def preview(
+    task: str = "walker-walk",
+    shift: str = "train",
+    out: Path = Path("preview.png"),
+    renderer: str = "auto",
+    seed: int = 0,
+    steps: int = 60,
+) -> None:
+    """Look at a task under a shift: random actions, as a sheet of frames (.png) or a film (.mp4).
+
+    Args:
+        task: A task such as walker-walk, ball_in_cup-catch or robot-reach.
+        shift: train, color_easy, color_hard, video_easy, video_hard; robots: train, test1, test2, test3.
+        out: Where to write; the suffix, .png or .mp4, decides which.
+        renderer: gl, warp or auto.
+        seed: Seed of the environment and the actions.
+        steps: Number of agent steps.
+    """
+    if out.suffix.lower() not in (".png", ".mp4"):
+        raise InvalidValueError(f"cannot write {str(out)!r}: the name must end in .png or .mp4")
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise InvalidValueError(f"cannot write {str(out)!r}: it is a folder, or its folder does not exist")
+    if steps < 1:
+        raise InvalidValueError(f"steps must be at least 1, not {steps}")
+    from sgqn.data import written_atomically
+
+    env = sgqn.make(task, shift=shift, seed=seed, renderer=renderer)
+    try:
+        frames, total = _roll(env, steps, seed)
+        metadata = env.unwrapped.metadata
+    finally:
+        env.close()
+    with written_atomically(out) as temporary:
+        if out.suffix.lower() == ".png":
+            _write_sheet(temporary, frames)
+        else:
+            _write_film(temporary, frames, metadata.get("render_fps", 15))
+    print(f"{out}: {task} under {shift}, {steps} random steps, return {total:.1f}")
+    print(f"renderer {metadata['renderer']}, backgrounds {metadata['backgrounds']}")
+
+
+def _roll(env: Any, steps: int, seed: int) -> tuple[list[np.ndarray], float]:
+    """The newest frame (H, W, 3) at the start and after each random step, and the summed reward."""
+    from rich.console import Console
+    from rich.progress import track
+
+    obs, _ = env.reset(seed=seed)
+    env.action_space.seed(seed)
+    frames, total = [obs[-3:].transpose(1, 2, 0)], 0.0
+    for _ in track(range(steps), "Rendering", console=Console(stderr=True), transient=True):
+        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        total += float(reward)
+        frames.append(obs[-3:].transpose(1, 2, 0))
+        if terminated or truncated:
+            obs, _ = env.reset()
+    return frames, total
+
+
+def _enlarge(frame: np.ndarray, factor: int) -> np.ndarray:
+    """(H, W, 3) -> (factor H, factor W, 3), each pixel a square."""
+    return frame.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def _write_sheet(path: Path, frames: list[np.ndarray]) -> None:
+    """Up to twelve evenly spaced frames, four to a row, three times as large."""
+    import numpy as np
+    from PIL import Image
+
+    picked = [frames[i] for i in np.linspace(0, len(frames) - 1, min(12, len(frames))).round().astype(int)]
+    height, width, _ = (3 * size for size in picked[0].shape)
+    columns = min(4, len(picked))
+    sheet = Image.new("RGB", (columns * width, -(-len(picked) // columns) * height))
+    for i, frame in enumerate(picked):
+        sheet.paste(Image.fromarray(_enlarge(frame, 3)), (i % columns * width, i // columns * height))
+    sheet.save(path, format="PNG")
+
+
+def _write_film(path: Path, frames: list[np.ndarray], fps: int) -> None:
+    """All frames at four times their size (84 -> 336), as H.264 where the encoder is there."""
+    import av
+
+    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream(codec, rate=fps)
+        assert isinstance(stream, av.VideoStream)
+        stream.height, stream.width = (4 * size for size in frames[0].shape[:2])
+        stream.pix_fmt = "yuv420p"
+        for frame in frames:
+            picture = av.VideoFrame.from_ndarray(_enlarge(frame, 4), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+import sgqn
+from sgqn import cli, data
+from sgqn.cli import main
+from sgqn.errors import InvalidValueError
+from tests.test_data import write_clip, write_colors, write_image
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data directory."""
+    path = tmp_path / "store"
+    path.mkdir()
+    monkeypatch.setenv("SGQN_DATA", str(path))
+    return path
+
+
+def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """Run a command that must fail with exit code 2 and one line on stderr; returns the line."""
+    assert main(args) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+# The command as such
+
+
+def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from sgqn.cli import main; main(['--help']); "
+        "print([m for m in ('torch', 'mujoco', 'dm_control', 'av', 'PIL', 'warp') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    for name in cli.COMMANDS:
+        assert f"  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("args", [[], ["-h"], ["--help"]])
+def test_help_of_the_command(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+    assert main(args) == 0
+    assert "usage: sgqn" in capsys.readouterr().out
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in cli.COMMANDS:
+        with pytest.raises(SystemExit) as stop:
+            main([*name.split(), "--help"])
+        assert stop.value.code == 0
+        assert f"usage: sgqn {name}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sgqn {sgqn.__version__}\n"
+
+
+def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    assert "did you mean 'preview'" in fails(capsys, "preveiw")
+    assert "--steps" in fails(capsys, "preview", "--steps", "many")
+    assert "--bogus" in fails(capsys, "preview", "--bogus", "1")
+    assert "'places'" in fails(capsys, "data", "get", "places", "--from", "x")
+    assert "--from" in fails(capsys, "data", "get", "dmcgb")
+    assert "sgqn data --help" in fails(capsys, "data", "what")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InvalidValueError("rho is\n2"), 2, "error: rho is 2"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (PermissionError(13, "Permission denied", "x"), 2, "error: [Errno 13] Permission denied: 'x'"),
+    ],
+)
+def test_errors_become_exit_codes(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    line: str,
+) -> None:
+    def broken() -> None:
+        """Fail."""
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "broken", broken)
+    assert main(["broken"]) == code
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setitem(cli.COMMANDS, "broken", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        main(["broken"])
+
+
+def test_a_reader_that_leaves_is_no_error(store: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    for args in (["data"], ["data", "--json"], ["--help"]):
+        command = [sys.executable, "-m", "sgqn.cli", *args]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.stderr == ""
+        assert done.returncode in (1, 141)
+    os.close(writer)
+
+
+# sgqn data
+
+
+def test_data_shows_what_is_there_and_how_to_get_the_rest(
+    capsys: pytest.CaptureFixture[str], store: Path
+) -> None:
+    write_clip(store / "dmcgb" / "video_easy" / "video0.mp4")
+    (store / "dmcgb" / "video_easy" / "video1.mp4").touch()
+    write_colors(store / "dmcgb" / "color_hard.json", count=100)
+    assert main(["data"]) == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.strip()}
+    assert f"Data directory: {store} (from SGQN_DATA)" in out
+    assert rows["dmcgb/video_easy"] == "1 of 10 damaged these files"
+    assert rows["dmcgb/video_hard"] == "0 of 100 missing generated, not the benchmark"
+    assert rows["dmcgb/color_hard.json"] == "100 of 100 complete these files"
+    assert "damaged: video1.mp4 is empty (0 bytes)" in out
+    assert "Built-in generated backgrounds" in out
+    assert data.HOW_TO_GET["dmcgb"] in out
+    assert data.HOW_TO_GET["overlay"] in out
+    assert "Places365" in out
+
+
+def test_data_with_everything_there(
+    capsys: pytest.CaptureFixture[str], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "EXPECTED", dict.fromkeys(data.EXPECTED, 1))
+    for kind in data.VIDEO_KINDS:
+        write_clip(store / "dmcgb" / kind / "video0.mp4")
+    for kind in data.COLOR_KINDS:
+        write_colors(store / "dmcgb" / f"{kind}.json")
+    write_image(store / "overlay" / "a.png")
+    assert main(["data"]) == 0
+    out = capsys.readouterr().out
+    assert "Everything is there." in out
+    assert "not the benchmark" not in out
+
+
+def test_data_as_json(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    write_image(store / "overlay" / "a.png")
+    assert main(["data", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["directory"] == str(store)
+    rows = {row["name"]: row for row in shown["sets"]}
+    assert rows.keys() == {"video_easy", "video_hard", "color_easy", "color_hard", "overlay"}
+    assert rows["overlay"]["found"] == 1
+    assert rows["video_hard"] == {
+        "name": "video_hard",
+        "path": str(store / "dmcgb" / "video_hard"),
+        "found": 0,
+        "expected": 100,
+        "state": "missing",
+        "instead": "generated backgrounds",
+        "how": data.HOW_TO_GET["dmcgb"],
+        "problems": [],
+    }
+
+
+def test_data_in_a_directory_that_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGQN_DATA", "/no/such/[folder]")
+    assert "'/no/such/[folder]' is not a directory" in fails(capsys, "data")
+
+
+def test_data_get(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+    write_clip(tmp_path / "clone" / "video_easy" / "video0.mp4")
+    command = ["data", "get", "dmcgb", "--from", str(tmp_path / "clone")]
+    assert main(command) == 0
+    assert "1 files installed, 0 were there already" in capsys.readouterr().out
+    assert main(command) == 0
+    assert "0 files installed, 1 were there already" in capsys.readouterr().out
+    assert [clip.name for clip in data.video_clips("video_easy")] == ["video0.mp4"]
+
+
+def test_data_get_names_the_bad_files_and_fails(
+    capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path
+) -> None:
+    write_clip(tmp_path / "clone" / "video_easy" / "video0.mp4")
+    (tmp_path / "clone" / "video_easy" / "video1.mp4").write_bytes(b"not a video")
+    assert main(["data", "get", "dmcgb", "--from", str(tmp_path / "clone")]) == 2
+    shown = capsys.readouterr()
+    assert "1 files installed" in shown.out
+    assert shown.err.splitlines()[-1].startswith(
+        "error: 1 damaged files were not installed: video_easy/video1.mp4"
+    )
+    assert [clip.name for clip in data.video_clips("video_easy")] == ["video0.mp4"]
+
+
+def test_data_get_from_nowhere(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    assert "'/no/where' is neither" in fails(capsys, "data", "get", "overlay", "--from", "/no/where")
+
+
+# sgqn preview
+
+
+class FakeEnv:
+    """Frames whose red channel counts the steps; episodes of 50 steps."""
+
+    metadata = {"renderer": "fake", "backgrounds": "generated", "render_fps": 10}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        from gymnasium.spaces import Box
+
+        self.action_space = Box(-1, 1, (2,), np.float32)
+        self.unwrapped, self.time, self.closed = self, 0, False
+
+    def observe(self) -> np.ndarray:
+        obs = np.zeros((9, 84, 84), np.uint8)
+        obs[6], obs[7] = self.time, 200
+        return obs
+
+    def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return self.observe(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self.time += 1
+        return self.observe(), 0.5, False, self.time % 50 == 0, {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def env(monkeypatch: pytest.MonkeyPatch) -> FakeEnv:
+    made = FakeEnv()
+    monkeypatch.setitem(vars(sgqn), "make", lambda task, **settings: made)
+    return made
+
+
+def test_preview_sheet(capsys: pytest.CaptureFixture[str], env: FakeEnv, tmp_path: Path) -> None:
+    out = tmp_path / "sheet.png"
+    assert main(["preview", "--task", "walker-walk", "--shift", "video_hard", "--out", str(out)]) == 0
+    sheet = np.asarray(Image.open(out))
+    assert sheet.shape == (3 * 252, 4 * 252, 3)
+    assert [int(sheet[0, 252 * i, 0]) for i in range(4)] == [0, 5, 11, 16]
+    assert tuple(sheet[-1, -1]) == (60, 200, 0)
+    assert env.closed
+    assert os.listdir(tmp_path) == ["sheet.png"]
+    printed = capsys.readouterr().out
+    for part in (str(out), "return 30.0", "renderer fake", "backgrounds generated"):
+        assert part in printed
+
+
+def test_preview_film(env: FakeEnv, tmp_path: Path) -> None:
+    out = tmp_path / "film.mp4"
+    assert main(["preview", "--out", str(out), "--steps", "7"]) == 0
+    with av.open(str(out)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(frames) == 8
+    assert frames[0].shape == (336, 336, 3)
+    assert abs(int(frames[0][100, 100, 1]) - 200) < 12
+    assert os.listdir(tmp_path) == ["film.mp4"]
+
+
+def test_preview_refuses_before_any_work(
+    capsys: pytest.CaptureFixture[str], env: FakeEnv, tmp_path: Path
+) -> None:
+    assert ".png or .mp4" in fails(capsys, "preview", "--out", str(tmp_path / "a.gif"))
+    assert "does not exist" in fails(capsys, "preview", "--out", str(tmp_path / "no" / "a.png"))
+    assert "steps must be at least 1, not 0" in fails(capsys, "preview", "--steps", "0")
+    assert env.time == 0
+    assert os.listdir(tmp_path) == []
+
+
+def test_interrupted_preview_leaves_nothing(
+    env: FakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path, *_: object) -> None:
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_write_sheet", interrupt)
+    assert main(["preview", "--out", str(tmp_path / "a.png"), "--steps", "1"]) == 130
+    assert os.listdir(tmp_path) == []
+
+
+def test_preview_of_an_unknown_task_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, store: Path
+) -> None:
+    line = fails(capsys, "preview", "--task", "walker-wlak", "--out", str(tmp_path / "a.png"))
+    assert "did you mean 'walker-walk'" in line
+
+
+def test_preview_of_a_real_task(capsys: pytest.CaptureFixture[str], tmp_path: Path, store: Path) -> None:
+    out = tmp_path / "real.png"
+    assert main(["preview", "--task", "cartpole-swingup", "--steps", "2", "--out", str(out)]) == 0
+    assert np.asarray(Image.open(out)).std() > 5

@@ -125,14 +125,12 @@ def our_rate(options: Options, renderer: str, shift: str, count: int) -> float:
 
 def physics_rates(options: Options) -> dict[str, float]:
     """dm_control's steps without any rendering: in worker processes, and in threads of this process."""
-    from sgqn.envs.worker import STEP
     from sgqn.envs.workers import WorkerStage
 
     task, count = find_task(options.task), max(options.num_envs)
     actions = np.random.RandomState(0).uniform(-1, 1, (options.steps, count, Simulation(task, find_shift("train")).action_dim))
-    stage = WorkerStage(task, "train", count, 8, "warp", torch.device("cpu"), masks=False)
+    stage = WorkerStage(task, "train", count, 8, "warp", torch.device(options.device), masks=False)
     stage.reset(range(count), 0, range(count))
-    assert STEP
     start = time.perf_counter()
     for action in actions:
         stage.step_async(action)

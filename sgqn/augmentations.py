@@ -148,7 +148,7 @@ class PictureBank:
             log.warning("overlay pictures: none found, using generated ones (not the benchmark's)")
         self._fingerprint = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
         self._worker: ThreadPoolExecutor | None = None
-        self._next: tuple[int, int, Future[Tensor]] | None = None  # first crop, how many, the crops
+        self._next: tuple[int, Future[Tensor]] | None = None  # how many, and the crops
         self.pictures = torch.zeros(num, 3, size, size, dtype=torch.uint8, device=device)
         self._drawn = 0
         self._append(self._crops(0, num))
@@ -161,14 +161,14 @@ class PictureBank:
         n = min(n, self.num)
         if n < 1:
             return
-        if self._next and self._next[:2] == (self._drawn, n):
-            crops = self._next[2].result()
+        if self._next and self._next[0] == n:
+            crops = self._next[1].result()
         else:
             crops = self._crops(self._drawn, n)
         self._append(crops)
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="pictures")
-        self._next = (self._drawn, n, self._worker.submit(self._crops, self._drawn, n))
+        self._next = (n, self._worker.submit(self._crops, self._drawn, n))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values from which the same pictures come again, given the same files."""

@@ -56,15 +56,11 @@ class Encoder(nn.Module):
     Takes observations in [0, 255], uint8 or float, (B, C, H, W); returns feature maps (B, *out_shape).
     """
 
-    def __init__(
-        self, in_channels: int = 9, num_layers: int = 11, num_filters: int = 32, image_size: int = 84
-    ) -> None:
+    def __init__(self, in_channels: int = 9, num_layers: int = 11, num_filters: int = 32, image_size: int = 84) -> None:
         super().__init__()
         out_size = (image_size - 3) // 2 + 1 - 2 * (num_layers - 1)
         if num_layers < 1 or out_size < 1:
-            raise InvalidValueError(
-                f"an encoder of {num_layers} layers does not fit images of size {image_size}"
-            )
+            raise InvalidValueError(f"an encoder of {num_layers} layers does not fit images of size {image_size}")
         self.out_shape = (num_filters, out_size, out_size)
         self.convs = nn.ModuleList([nn.Conv2d(in_channels, num_filters, 3, stride=2)])
         self.convs.extend(nn.Conv2d(num_filters, num_filters, 3) for _ in range(num_layers - 1))
@@ -123,9 +119,7 @@ class QHeads(nn.Module):
 class Critic(nn.Module):
     """Q_theta of f_theta: encoder, projection and double Q heads, each usable on its own."""
 
-    def __init__(
-        self, encoder: Encoder, action_dim: int, embedding_dim: int = 100, hidden_dim: int = 1024
-    ) -> None:
+    def __init__(self, encoder: Encoder, action_dim: int, embedding_dim: int = 100, hidden_dim: int = 1024) -> None:
         super().__init__()
         self.encoder = encoder
         self.projection = Projection(math.prod(encoder.out_shape), embedding_dim)
@@ -229,9 +223,7 @@ class AttributionDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if image_size % 4:
-            raise InvalidValueError(
-                f"the decoder upsamples twice: image_size {image_size} is no multiple of 4"
-            )
+            raise InvalidValueError(f"the decoder upsamples twice: image_size {image_size} is no multiple of 4")
         self.base_shape = (base_filters, image_size // 4, image_size // 4)
         self.linear = nn.Linear(embedding_dim + action_dim, math.prod(self.base_shape))
         self.conv1 = nn.Conv2d(base_filters, filters[0], 3, padding=1)
@@ -273,9 +265,7 @@ def ema_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
 
 
-def ema_update_critic(
-    target: Critic, source: Critic, encoder_tau: float = 0.05, heads_tau: float = 0.01
-) -> None:
+def ema_update_critic(target: Critic, source: Critic, encoder_tau: float = 0.05, heads_tau: float = 0.01) -> None:
     """Move a target critic: the encoder with its projection, as in the benchmark, and the Q heads."""
     ema_update(target.encoder, source.encoder, encoder_tau)
     ema_update(target.projection, source.projection, encoder_tau)

@@ -170,9 +170,7 @@ class Replay:
         ended = self._flags(terminated, "terminated")
         done = ended | self._flags(truncated, "truncated")
         if done.any() and not done.all() and reset_obs is None:
-            raise InvalidValueError(
-                "replay: some episodes ended: reset_obs must hold the next ones' first obs"
-            )
+            raise InvalidValueError("replay: some episodes ended: reset_obs must hold the next ones' first obs")
         action = self._per_env(action, self.action_dtype, self.action_shape, "action")
         reward = self._per_env(reward, torch.float32, (), "reward")
         next_frames = self._newest_frames(next_obs, "next_obs")
@@ -216,9 +214,7 @@ class Replay:
             raise InvalidValueError(f"replay: {name} must have shape ({self.num_envs},), got {flags.shape}")
         return flags
 
-    def _per_env(
-        self, values: Tensor | np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], name: str
-    ) -> Tensor:
+    def _per_env(self, values: Tensor | np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], name: str) -> Tensor:
         tensor = torch.as_tensor(values)
         shape = (self.num_envs, *shape)
         if tensor.shape != shape:
@@ -449,9 +445,7 @@ class Replay:
 
     def _load_frames(self, folder: Path, chunk: _Chunk, body: dict[str, Any]) -> None:
         data = chunk.read(folder, int(np.prod(self.frame_shape)) * (chunk.end - chunk.first))
-        skip = max(
-            0, body["first_frame"] - chunk.first
-        )  # a chunk may begin with frames nobody needs any more
+        skip = max(0, body["first_frame"] - chunk.first)  # a chunk may begin with frames nobody needs
         frames = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, *self.frame_shape)
         self._put_frames(chunk.first + skip, frames[skip:])
 

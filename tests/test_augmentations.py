@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,9 +163,9 @@ def test_center_crop_is_the_benchmarks() -> None:
 
 
 def test_window_by_hand() -> None:
-    image = torch.arange(9.0).view(1, 1, 3, 3)
-    cut = window(image, torch.tensor([-1]), torch.tensor([1]), 3, 4)
-    assert cut[0, 0].tolist() == [[1, 2, 2, 2], [1, 2, 2, 2], [4, 5, 5, 5]]
+    image = torch.arange(12.0).view(1, 1, 3, 4)
+    cut = window(image, torch.tensor([-1]), torch.tensor([1]), 3, 5)
+    assert cut[0, 0].tolist() == [[1, 2, 3, 3, 3], [1, 2, 3, 3, 3], [5, 6, 7, 7, 7]]
 
 
 # Overlay and convolution
@@ -226,9 +227,14 @@ def test_random_conv_equals_a_convolution_of_each_frame() -> None:
 def test_registry() -> None:
     assert set(AUGMENTATIONS) == {"overlay", "random_conv", "random_crop", "random_shift"}
     bank = PictureBank(4, SIZE, paths=[])
+    options: dict[str, dict[str, Any]] = {
+        "overlay": {"alpha": 0.2},
+        "random_conv": {},
+        "random_crop": {"size": 8},
+        "random_shift": {"pad": 1},
+    }
     for name in AUGMENTATIONS:
-        options = {"random_crop": {"size": 8}, "random_shift": {"pad": 1}, "overlay": {"alpha": 0.2}}.get(name, {})
-        assert make_augmentation(name, bank=bank, **options)(observations(), generator()).shape[:2] == (6, 9)
+        assert make_augmentation(name, bank=bank, **options[name])(observations(), generator()).shape[:2] == (6, 9)
     with pytest.raises(UnknownNameError, match="random_shift"):
         make_augmentation("random_shfit")
     with pytest.raises(InvalidValueError, match="PictureBank"):

@@ -41,7 +41,7 @@ AGENTS: dict[str, Recipe] = {
     "svea_soda": Recipe(lambda spec, settings, augmentation: SODA(SVEA(spec, settings, augmentation), augmentation)),
     "sgqn": Recipe(lambda spec, settings, augmentation: SGQN(drq(spec, settings), augmentation)),
     "sac_consistency": Recipe(
-        lambda spec, settings, augmentation: SGQN(drq(spec, settings), augmentation, selfsup=False)
+        lambda spec, settings, augmentation: SGQN(drq(spec, settings), augmentation, selfsup=False), augments=False
     ),
     "sac_selfsup": Recipe(
         lambda spec, settings, augmentation: SGQN(drq(spec, settings), augmentation, consistency=False)
@@ -66,7 +66,7 @@ def build_agent(
 ) -> Agent:
     """An agent with fresh weights, which depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would also seed every GPU
         agent = find_agent(name).build(spec, settings, augmentation)
     agent.to(device)
     agent.generator = torch.Generator(device=device).manual_seed(seed)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sgqn.agents.settings import AgentSettings
 from sgqn.errors import InvalidValueError, SgqnError
+from sgqn.networks import Encoder
 from sgqn.replay import Batch
 
 Metrics = dict[str, Tensor]
@@ -33,23 +35,6 @@ class Phase(NamedTuple):
     actor: bool = True
     targets: bool = True
     auxiliary: bool = True
-
-
-class Learner(Protocol):
-    """A value learner, as SGQN and SODA need it: they add losses to its critic step and steps of their own.
-
-    `encode` and `values` are the online networks; gradients flow through both. A learner with discrete actions answers
-    `values` for the actions taken.
-    """
-
-    def augment(self, batch: Batch) -> Batch: ...
-    def encode(self, obs: Tensor) -> Tensor: ...
-    def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, ...]: ...
-    def embed(self, features: Tensor) -> Tensor: ...
-    def critic_losses(self, batch: Batch, values: tuple[Tensor, ...]) -> Losses: ...
-    def critic_step(self, losses: Losses) -> Metrics: ...
-    def actor_step(self, features: Tensor) -> Metrics: ...
-    def target_step(self) -> None: ...
 
 
 class Agent(nn.Module):
@@ -81,7 +66,7 @@ class Agent(nn.Module):
 
     def mask_probabilities(self, obs: Tensor, action: Tensor) -> Tensor:
         """What the decoder M_theta predicts: (B, C, H, W) in [0, 1]."""
-        raise SgqnError(f"{type(self).__name__} has no attribution decoder: only agents trained by SGQN predict masks")
+        raise SgqnError("this agent has no attribution decoder: only sgqn and sac_selfsup learn to predict masks")
 
     @torch.no_grad()
     def act(self, obs: Array, deterministic: bool = True) -> Array:
@@ -94,8 +79,11 @@ class Agent(nn.Module):
     def predict_mask(self, obs: Array, action: Array) -> Array:
         """The decoder's guess of the attribution mask, in [0, 1], like `obs`; no backward pass."""
         batch, single = self._as_batch(obs)
-        actions = torch.as_tensor(action, device=batch.device, dtype=torch.float32)
-        mask = self.mask_probabilities(batch, actions[None] if single else actions)
+        given = torch.as_tensor(action, device=batch.device, dtype=torch.float32)
+        actions: Tensor = given[None] if single else given
+        if actions.shape != (len(batch), self.spec.action_dim):
+            raise InvalidValueError(f"{len(batch)} actions of {self.spec.action_dim} numbers, not {(*actions.shape,)}")
+        mask = self.mask_probabilities(batch, actions)
         return self._like(obs, mask[0] if single else mask)
 
     @property
@@ -104,15 +92,70 @@ class Agent(nn.Module):
 
     def _as_batch(self, obs: np.ndarray | Tensor) -> tuple[Tensor, bool]:
         tensor = torch.as_tensor(obs, device=self.device)
-        if tensor.ndim not in (3, 4) or tensor.shape[-3] != self.spec.channels:
-            raise InvalidValueError(
-                f"an observation has shape ({self.spec.channels}, height, width), not {tuple(tensor.shape)}"
-            )
+        shape = (self.spec.channels, self.spec.render_size, self.spec.render_size)
+        if tensor.ndim not in (3, 4) or tensor.shape[-3:] != shape:
+            raise InvalidValueError(f"this agent sees observations {shape} or a batch of them, not {(*tensor.shape,)}")
         return (tensor[None], True) if tensor.ndim == 3 else (tensor, False)
 
     @staticmethod
     def _like(given: Any, result: Tensor) -> Any:
         return result if isinstance(given, Tensor) else result.cpu().numpy()
+
+
+class Learner(Agent):
+    """A value learner as SGQN and SODA need it: they add losses to its critic step and steps of their own.
+
+    `encode` and `values` are the online networks; gradients flow through both. A learner with discrete actions answers
+    `values` for the actions taken, and one without an actor does nothing in `actor_step`.
+    """
+
+    settings: AgentSettings
+
+    @property
+    def encoder(self) -> Encoder:
+        """f_theta: observations to feature maps."""
+        raise NotImplementedError
+
+    @property
+    def projection(self) -> nn.Module:
+        """Feature maps to the embedding that the values are computed from."""
+        raise NotImplementedError
+
+    def augment(self, batch: Batch) -> Batch:
+        """What the update sees of obs and next obs."""
+        return batch._replace(obs=self.view(batch.obs), next_obs=self.view(batch.next_obs))
+
+    def view(self, obs: Tensor) -> Tensor:
+        """A weakly augmented observation; every call draws anew."""
+        return obs
+
+    def encode(self, obs: Tensor) -> Tensor:
+        return self.encoder(obs)
+
+    def embed(self, features: Tensor) -> Tensor:
+        return self.projection(features)
+
+    def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, ...]:
+        """Q_i(s, a) of every critic, each (B,)."""
+        raise NotImplementedError
+
+    def critic_losses(self, batch: Batch, values: tuple[Tensor, ...]) -> Losses:
+        raise NotImplementedError
+
+    def critic_step(self, losses: Losses) -> Metrics:
+        return minimize(self.optimizers["critic"], losses)
+
+    def actor_features(self, obs: Tensor) -> Tensor:
+        """What `actor_step` wants of the observations."""
+        with torch.no_grad():
+            return self.encode(obs)
+
+    def actor_step(self, features: Tensor) -> Metrics:
+        del features
+        return {}
+
+    def target_step(self) -> None:
+        raise NotImplementedError
 
 
 def minimize(optimizer: torch.optim.Optimizer, losses: Losses) -> Metrics:

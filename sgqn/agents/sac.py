@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sgqn.agents.base import Agent, Losses, Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.base import Learner, Losses, Metrics, Phase, Spec, adam, minimize
 from sgqn.agents.settings import AgentSettings
 from sgqn.augmentations import Augmentation, center_crop
 from sgqn.losses import actor_loss, critic_loss, soft_td_target, temperature_loss
@@ -15,7 +15,7 @@ from sgqn.networks import Actor, Critic, Encoder, ema_update_critic, frozen_copy
 from sgqn.replay import Batch
 
 
-class SAC(Agent):
+class SAC(Learner):
     """Double Q-learning with an entropy bonus; critic and actor share the convolutions, which the critic trains.
 
     `view` turns a sampled observation into what the update sees: nothing (SAC), a random shift (DrQ), a crop (RAD).
@@ -24,7 +24,7 @@ class SAC(Agent):
     def __init__(self, spec: Spec, settings: AgentSettings, view: Augmentation | None = None):
         super().__init__(spec, settings.batch_size)
         self.settings = settings
-        self.view = view
+        self.weak_augmentation = view
         encoder = Encoder(spec.channels, settings.encoder_layers, settings.encoder_filters, spec.image_size)
         self.critic = Critic(encoder, spec.action_dim, settings.embedding_dim, settings.hidden_dim)
         self.actor = Actor(encoder.out_shape, spec.action_dim, settings.embedding_dim, settings.hidden_dim)
@@ -52,18 +52,16 @@ class SAC(Agent):
             self.target_step()
         return metrics
 
-    def augment(self, batch: Batch) -> Batch:
-        """The view of obs and, drawn independently, of next obs."""
-        if self.view is None:
-            return batch
-        obs, next_obs = (self.view(frames, self.generator) for frames in (batch.obs, batch.next_obs))
-        return batch._replace(obs=obs, next_obs=next_obs)
+    @property
+    def encoder(self) -> Encoder:
+        return self.critic.encoder
 
-    def encode(self, obs: Tensor) -> Tensor:
-        return self.critic.encoder(obs)
+    @property
+    def projection(self) -> nn.Module:
+        return self.critic.projection
 
-    def embed(self, features: Tensor) -> Tensor:
-        return self.critic.projection(features)
+    def view(self, obs: Tensor) -> Tensor:
+        return obs if self.weak_augmentation is None else self.weak_augmentation(obs, self.generator)
 
     def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         return self.critic.heads(self.embed(features), action)
@@ -77,9 +75,6 @@ class SAC(Agent):
         policy = self.actor(self.encode(batch.next_obs), self.noise(batch.action))
         next_values = self.target(batch.next_obs, policy.action)
         return soft_td_target(batch.reward, batch.discount, next_values, policy.log_prob, self.alpha)
-
-    def critic_step(self, losses: Losses) -> Metrics:
-        return minimize(self.optimizers["critic"], losses)
 
     def actor_features(self, obs: Tensor) -> Tensor:
         with torch.set_grad_enabled(self.settings.actor_trains_encoder):

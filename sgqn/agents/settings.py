@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from sgqn.errors import InvalidValueError
+from sgqn import attribution
+from sgqn.errors import InvalidValueError, UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -69,19 +72,47 @@ class AgentSettings:
     soda_learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
-        checks = {
-            "rho": 0 <= self.rho < 1,
-            "discount": 0 < self.discount <= 1,
-            "batch_size": self.batch_size >= 1,
-            "shift_pad": self.shift_pad >= 0,
-            "consistency_weight": self.consistency_weight >= 0,
-            "initial_temperature": self.initial_temperature > 0,
-            "encoder_tau": 0 < self.encoder_tau <= 1,
-            "critic_tau": 0 < self.critic_tau <= 1,
-            "actor_every": self.actor_every >= 1,
-            "targets_every": self.targets_every >= 1,
-            "auxiliary_every": self.auxiliary_every >= 1,
-        }
-        for name, holds in checks.items():
-            if not holds:
-                raise InvalidValueError(f"{name} cannot be {getattr(self, name)!r}")
+        attribution.get(self.attribution)
+        for field in fields(self):
+            value, rule = getattr(self, field.name), _RULES.get(field.name)
+            if field.name in _CHOICES and value not in _CHOICES[field.name]:
+                raise UnknownNameError(field.name, value, _CHOICES[field.name])
+            if rule is not None and not rule(value):
+                raise InvalidValueError(f"{field.name} cannot be {value!r}")
+
+
+def _natural(value: int) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _positive(value: float) -> bool:
+    return 0 < value < math.inf
+
+
+def _weight(value: float) -> bool:
+    return 0 <= value < math.inf
+
+
+def _share(value: float) -> bool:
+    return 0 < value <= 1
+
+
+_RULES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("encoder_layers", "encoder_filters", "embedding_dim", "hidden_dim", "batch_size"), _natural),
+    **dict.fromkeys(("actor_every", "targets_every", "auxiliary_every"), _natural),
+    **dict.fromkeys(("learning_rate", "temperature_learning_rate", "auxiliary_learning_rate"), _positive),
+    **dict.fromkeys(("soda_learning_rate", "initial_temperature"), _positive),
+    **dict.fromkeys(("consistency_weight", "svea_alpha", "svea_beta"), _weight),
+    **dict.fromkeys(("discount", "encoder_tau", "critic_tau", "soda_tau"), _share),
+    "decoder_filters": lambda filters: len(filters) == 2 and all(map(_natural, filters)),
+    "shift_pad": lambda pad: pad == 0 or _natural(pad),
+    "rho": lambda rho: 0 <= rho < 1,
+    "soda_batch_size": lambda size: _natural(size) and size >= 2,  # batch norm needs two
+}
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "augmentation": ("overlay", "random_conv"),
+    "attribution_target": ("q1", "mean"),
+    "mask": ("quantile", "soft"),
+    "mask_fill": ("random", "zero"),
+}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sgqn.agents.base import Agent, Metrics, Phase, adam, minimize
-from sgqn.agents.sac import SAC
+from sgqn.agents.base import Agent, Learner, Metrics, Phase, adam, minimize
 from sgqn.attribution import (
     METHODS,
     differentiable,
@@ -36,7 +35,7 @@ class SGQN(Agent):
     Either half can be left out, which gives the paper's ablations.
     """
 
-    def __init__(self, learner: SAC, augmentation: Augmentation, consistency: bool = True, selfsup: bool = True):
+    def __init__(self, learner: Learner, augmentation: Augmentation, consistency: bool = True, selfsup: bool = True):
         super().__init__(learner.spec, learner.batch_size)
         self.settings = settings = learner.settings
         self.learner = learner
@@ -60,8 +59,7 @@ class SGQN(Agent):
         self.learner.make_optimizers()
         self.optimizers = self.learner.optimizers
         if self.selfsup:
-            critic = self.learner.critic
-            trained = [*critic.encoder.parameters(), *critic.projection.parameters(), *self.decoder.parameters()]
+            trained = nn.ModuleList([self.learner.encoder, self.learner.projection, self.decoder]).parameters()
             self.optimizers["auxiliary"] = adam(trained, self.settings.auxiliary_learning_rate)
 
     def update(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import mujoco
@@ -154,7 +154,8 @@ class _Part:
         masks: bool,
     ):
         warp, mujoco_warp = _warp()
-        self._model, self._device, self._size, self.num_worlds = model, device, size, num_worlds
+        self._model, self._device, self.num_worlds = model, device, num_worlds
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with self.scope():
             self._warp_model = mujoco_warp.put_model(model)
             self._warp_data = mujoco_warp.make_data(model, nworld=num_worlds)
@@ -185,31 +186,38 @@ class _Part:
                 self._controlled = torch.from_numpy(np.concatenate([[False], controlled])).to(device)
         self._graph: Any = None
         self._colors: dict[int, shifts.Colors] = {}
-        self._staging = torch.empty(num_worlds, layout.size, pin_memory=device.type == "cuda")
+        self._staging = torch.empty(num_worlds, layout.size, pin_memory=self._stream is not None)
+        self._copied = torch.cuda.Event() if self._stream is not None else None
+        self._rgb = torch.tensor([2, 1, 0], device=device)  # pixels are stored as B, G, R, A
         self._rows = torch.empty(num_worlds, layout.size, device=device)
 
-    def scope(self) -> AbstractContextManager[Any]:
-        """Warp's launches go to this device, on torch's current stream."""
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Warp's and torch's launches go to this device; on a GPU to a stream of the renderer's own, in order with
+        the caller's (the default stream cannot be captured)."""
         warp, _ = _warp()
-        stack = ExitStack()
-        if self._device.type == "cuda":
-            stream = warp.stream_from_torch(torch.cuda.current_stream(self._device))
-            stack.enter_context(warp.ScopedStream(stream))
-        else:
-            stack.enter_context(warp.ScopedDevice("cpu"))
-        return stack
+        if self._stream is None:
+            with warp.ScopedDevice("cpu"):
+                yield
+            return
+        caller = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(caller)
+        with torch.cuda.stream(self._stream), warp.ScopedStream(warp.stream_from_torch(self._stream)):
+            yield
+        caller.wait_stream(self._stream)
 
     def draw(self, rows: np.ndarray) -> Tensor:
         """uint8 (num_worlds, size, size, 3), a copy."""
-        # Pinned memory must not be written while an earlier copy from it may still wait on the stream.
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self._copied is not None:
+            self._copied.synchronize()  # the last copy out of pinned memory has to be over before it is written
         self._staging.copy_(torch.from_numpy(rows))
         self._rows.copy_(self._staging, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(self._stream)
         for target, columns in self._inputs:
             target.copy_(self._rows[:, columns].view_as(target))
         self._launch()
-        return self._pixels[..., [2, 1, 0]]  # stored as B, G, R, A
+        return self._pixels.index_select(3, self._rgb)
 
     def mask(self) -> Tensor:
         return self._controlled[self._segmentation[..., 0].long() + 1]
@@ -220,14 +228,13 @@ class _Part:
             return
         self._colors.update(colors)
         warp, _ = _warp()
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # the old textures may still be read
+        if self._stream is not None:
+            self._stream.synchronize()  # the old textures may still be read
         rgba = warp.to_torch(self._warp_model.mat_rgba)
         body = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_MATERIAL, "self")
         for world, setting in colors.items():
-            for name, image in shifts.textures(setting).items():
-                slot = self._slots[name] + world
-                self._textures[slot] = _texture(warp, image, is_sky=name == "skybox")
+            for name, image in _painted(tuple(sorted(setting.items()))).items():
+                self._textures[self._slots[name] + world] = _texture(warp, image)
             if "self_rgb" in setting and body >= 0:
                 rgba[world, body, :3] = torch.tensor(setting["self_rgb"])
         # In place: a captured graph holds the array's address.
@@ -241,17 +248,16 @@ class _Part:
             mujoco_warp.refit_bvh(self._warp_model, self._warp_data, self._context)
             mujoco_warp.render(self._warp_model, self._warp_data, self._context)
 
-        if self._device.type != "cuda":
+        if self._stream is None:
             launches()
-        elif self._graph is None:
+            return
+        if self._graph is None:
             launches()  # compiles
-            torch.cuda.synchronize(self._device)
+            self._stream.synchronize()
             with warp.ScopedCapture() as capture:
                 launches()
             self._graph = capture.graph
-            warp.capture_launch(self._graph)
-        else:
-            warp.capture_launch(self._graph)
+        warp.capture_launch(self._graph)
 
     def _make_worlds_independent(self, warp: Any) -> None:
         """Give every world its own geom sizes, material colours and textures; MuJoCo Warp shares them by default."""
@@ -267,7 +273,7 @@ class _Part:
     def _make_textures(self, warp: Any) -> None:
         """The model's textures, then one grid and one sky for each world to paint."""
         model, worlds, context = self._model, self.num_worlds, self._context
-        self._textures = [_texture(warp, *_model_texture(model, i)) for i in range(model.ntex)]
+        self._textures = [_texture(warp, _model_texture(model, i)) for i in range(model.ntex)]
         self._slots = {}
         ids = self._warp_model.mat_texid.numpy()
         sky = np.full(worlds, -1)
@@ -308,21 +314,39 @@ class _Part:
         return [(targets[name], columns) for name, (columns, _) in layout.slices().items()]
 
 
-def _model_texture(model: mujoco.MjModel, index: int) -> tuple[np.ndarray, bool]:
-    """A texture's pixels, and whether it is the sky."""
+def _model_texture(model: mujoco.MjModel, index: int) -> np.ndarray:
+    """A texture of the model, uint8 (height, width, channels); the sky reduced."""
     shape = (model.tex_height[index], model.tex_width[index], model.tex_nchannel[index])
     start = model.tex_adr[index]
     pixels = model.tex_data[start : start + int(np.prod(shape))].reshape(shape)
-    return pixels, model.tex_type[index] == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)
+    is_sky = model.tex_type[index] == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)
+    return _reduced(pixels) if is_sky else pixels
 
 
-def _texture(warp: Any, pixels: np.ndarray, is_sky: bool) -> Any:
-    """A Warp texture from uint8 (height, width, channels); the sky reduced by a box filter."""
+@functools.lru_cache(maxsize=128)
+def _painted(colors: tuple[tuple[str, shifts.Color], ...]) -> dict[str, np.ndarray]:
+    """The textures that a colour setting changes, about a megabyte; making them takes a fifth of a second."""
+    return {
+        name: _reduced(image) if name == "skybox" else image
+        for name, image in shifts.textures(dict(colors)).items()
+    }
+
+
+def _reduced(pixels: np.ndarray) -> np.ndarray:
+    """A box filter over blocks of SKY_REDUCTION pixels."""
+    n = SKY_REDUCTION
     height, width, channels = pixels.shape
-    if is_sky and width % SKY_REDUCTION == 0:
-        blocks = pixels.reshape(height // SKY_REDUCTION, SKY_REDUCTION, -1, SKY_REDUCTION, channels)
-        pixels = np.rint(blocks.mean(axis=(1, 3))).astype(np.uint8)
-    rgba = np.full((*pixels.shape[:2], 4), 255, dtype=np.uint8)
+    if height % n or width % n:
+        return pixels
+    rows = sum(pixels[i::n].astype(np.uint16) for i in range(n))
+    blocks = rows.reshape(height // n, width // n, n, channels)
+    total = sum(blocks[:, :, i] for i in range(n))
+    return ((total + n * n // 2) // (n * n)).astype(np.uint8)
+
+
+def _texture(warp: Any, pixels: np.ndarray) -> Any:
+    height, width, channels = pixels.shape
+    rgba = np.full((height, width, 4), 255, dtype=np.uint8)
     rgba[..., :channels] = pixels
     return warp.Texture2D(rgba, filter_mode=warp.TextureFilterMode.LINEAR)
 

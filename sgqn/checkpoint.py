@@ -1,0 +1,470 @@
+"""Checkpoints: atomic, verified, free of pickle.
+
+    <run>/checkpoints/step_000100000/
+      weights.safetensors    the agent's module state dict, names as in the module
+      state.json             all the rest as a tree of plain values; "$..." objects are what JSON lacks (see `_Encoder`)
+      state.safetensors      the tensors and arrays of that tree, named by their place in it
+      manifest.json          format, step, versions, size and SHA-256 of the other files, and its own SHA-256
+
+A folder of that name is always whole: it is written under another name, flushed to the disk and renamed. Replacing a
+step moves the old folder aside (suffix `.old`) for an instant; should the process die in that instant, the old folder
+still counts as that step's checkpoint.
+
+Checksums find damage, not forgery: whoever rewrites the manifest too can store other numbers, but never code.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+import sgqn
+from sgqn.errors import DataError, InvalidValueError
+
+FORMAT = 1
+FOLDER = "checkpoints"
+WEIGHTS, STATE, TENSORS, MANIFEST = "weights.safetensors", "state.json", "state.safetensors", "manifest.json"
+
+_FILES = (WEIGHTS, STATE, TENSORS)
+_MANIFEST_LIMIT = 1 << 20  # bytes; a real one has less than one thousand
+_STEP = re.compile(r"step_(\d{9,})(\.old)?", re.ASCII)
+_OLD = ".old"
+_TEMPORARY = ".tmp-"
+_ARRAY_KINDS = "biufcSUMm"  # numpy's kinds of plain bytes: no objects, no structures
+
+
+class Checkpoint(NamedTuple):
+    """What `load` returns, as it was given to `save`."""
+
+    step: int
+    weights: dict[str, Tensor]
+    state: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+# -- saving --------------------------------------------------------------------------------------------------------
+
+
+def save(
+    run: str | Path,
+    step: int,
+    *,
+    weights: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    metadata: Mapping[str, Any] | None = None,
+    keep: int | None = None,
+) -> Path:
+    """Write the checkpoint of `step` into the folder `run`, all or nothing; returns its folder.
+
+    `state` and `metadata` nest dicts, lists and tuples of tensors, numpy arrays, numbers, strings, bools and None.
+    With `keep`, only this checkpoint and the `keep - 1` before it stay; later steps (of a run that went back) do too.
+    """
+    if keep is not None and keep < 1:
+        raise InvalidValueError(f"checkpoint: keep must be at least 1, got {keep!r}")
+    target = Path(run) / FOLDER / name(step)
+    files = _serialise(step, weights, state, metadata or {})
+    try:
+        _make_folder(target.parent)
+        with _lock(target.parent):
+            _tidy(target.parent)
+            _write(target, files)
+            if keep is not None:
+                _prune(Path(run), step, keep)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{target}: cannot be saved ({reason}); earlier checkpoints are untouched") from error
+    return target
+
+
+def name(step: int) -> str:
+    """The name of a step's checkpoint folder; also a good tag for what is stored elsewhere with it (the replay)."""
+    if step < 0:
+        raise InvalidValueError(f"checkpoint: step must be at least 0, got {step!r}")
+    return f"step_{step:09d}"
+
+
+def _serialise(
+    step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """The checkpoint's files as bytes; fails before anything touches the disk."""
+    encoder = _Encoder()
+    try:
+        tree = json.dumps(encoder.encode({"metadata": metadata, "state": state}, ""), allow_nan=False)
+    except RecursionError as error:
+        raise InvalidValueError("checkpoint: the state is nested too deeply, or holds itself") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise InvalidValueError(f"checkpoint: the state cannot be written as JSON ({error})") from error
+    files = {
+        WEIGHTS: _pack({key: _host_copy(value, f"weights[{key!r}]") for key, value in weights.items()}),
+        STATE: tree.encode(),
+        TENSORS: _pack(encoder.tensors),
+    }
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "step": step,
+        "versions": {"sgqn": sgqn.__version__, "torch": torch.__version__},
+        "files": {key: {"size": len(data), "sha256": _sha256(data)} for key, data in files.items()},
+    }
+    manifest["sha256"] = _digest(manifest)
+    files[MANIFEST] = json.dumps(manifest, indent=1).encode()
+    return files
+
+
+def _pack(tensors: Mapping[str, Tensor]) -> bytes:
+    if "__metadata__" in tensors:
+        raise InvalidValueError("checkpoint: safetensors keeps the name '__metadata__' for itself")
+    return safetensors.torch.save(dict(tensors), metadata={"format": "pt"})
+
+
+def _host_copy(tensor: Any, where: str) -> Tensor:
+    """A contiguous copy on the host that shares memory with nothing, as safetensors wants it."""
+    if not isinstance(tensor, Tensor):
+        raise InvalidValueError(f"checkpoint: {where} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_meta or not _storable(tensor.dtype):
+        kind = f"{tensor.dtype} {tensor.layout} on {tensor.device}"
+        raise InvalidValueError(f"checkpoint: {where} cannot be stored as safetensors ({kind})")
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+@functools.cache
+def _storable(dtype: torch.dtype) -> bool:
+    try:
+        return bool(safetensors.torch.save({"": torch.empty(0, dtype=dtype)}))
+    except (KeyError, ValueError, RuntimeError):
+        return False
+
+
+class _Encoder:
+    """Turns nested state into JSON values and collects its tensors and arrays under names that tell their place.
+
+    What JSON lacks becomes an object with one key that begins with "$": `$tuple`, `$float` (nan, inf), `$tensor`,
+    `$numpy` (bytes, with dtype and shape) and `$items` (a dict with keys that are not plain strings).
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def encode(self, value: Any, where: str) -> Any:
+        if isinstance(value, Tensor):
+            node: dict[str, Any] = {"$tensor": self._add(_host_copy(value, where), where)}
+            return node if value.device.type == "cpu" else {**node, "accelerator": True}
+        if isinstance(value, np.ndarray | np.generic):  # before float: np.float64 is one
+            return self._array(value, where)
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"$float": repr(float(value))}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Mapping):
+            return self._mapping(value, where)
+        if isinstance(value, list | tuple):
+            nodes = [self.encode(item, f"{where}.{i}") for i, item in enumerate(value)]
+            return nodes if isinstance(value, list) else {"$tuple": nodes}
+        kinds = "tensors, numpy arrays, numbers, strings, bools, None, and dicts, lists and tuples of them"
+        raise InvalidValueError(f"checkpoint: {where.lstrip('.')} is a {type(value).__name__}; it can hold {kinds}")
+
+    def _mapping(self, value: Mapping[Any, Any], where: str) -> dict[str, Any]:
+        nodes = [(key, self.encode(item, f"{where}.{key}")) for key, item in value.items()]
+        if all(type(key) is str and not key.startswith("$") for key, _ in nodes):
+            return dict(nodes)
+        for key, _ in nodes:
+            if isinstance(key, Tensor):
+                raise InvalidValueError(f"checkpoint: {where.lstrip('.')} has a tensor as a key")
+        return {"$items": [[self.encode(key, f"{where}.key"), node] for key, node in nodes]}
+
+    def _array(self, value: np.ndarray | np.generic, where: str) -> dict[str, Any]:
+        array = np.asarray(value)
+        if array.dtype.kind not in _ARRAY_KINDS:
+            raise InvalidValueError(f"checkpoint: {where.lstrip('.')} is an array of {array.dtype}: not plain numbers")
+        data = torch.from_numpy(np.frombuffer(array.tobytes(), dtype=np.uint8).copy())
+        node = {"$numpy": self._add(data, where), "dtype": array.dtype.str, "shape": list(array.shape)}
+        return node if isinstance(value, np.ndarray) else {**node, "scalar": True}
+
+    def _add(self, tensor: Tensor, where: str) -> str:
+        key = where.lstrip(".").encode("ascii", "backslashreplace").decode()
+        while key in self.tensors:  # {"a.b": x, "a": {"b": y}}
+            key += "'"
+        self.tensors[key] = tensor
+        return key
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        _flush(folder.parent)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """One saver at a time, so that any temporary folder seen inside is a dead process's. Best effort: some network
+    file systems have no such lock."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing alone would not do, had another thread forked meanwhile
+        os.close(handle)
+
+
+def _tidy(folder: Path) -> None:
+    """Finish what a killed process left: remove its temporary folders, put back the folder that it moved away."""
+    for path in list(folder.iterdir()):
+        if path.name.startswith(_TEMPORARY):
+            shutil.rmtree(path, ignore_errors=True)
+        elif _STEP.fullmatch(path.name) and path.name.endswith(_OLD):
+            target = path.with_name(path.name.removesuffix(_OLD))
+            if _is_complete(target):
+                _discard(path)
+            else:
+                _discard(target)
+                path.rename(target)
+
+
+def _write(target: Path, files: Mapping[str, bytes]) -> None:
+    """Write the folder under another name, flush it to the disk and rename it, with the old one in reach throughout."""
+    temporary = target.with_name(f"{_TEMPORARY}{target.name}-{os.getpid()}")
+    old = target.with_name(target.name + _OLD)
+    try:
+        temporary.mkdir()
+        for key, data in files.items():
+            with open(temporary / key, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        _flush(temporary)
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+        _flush(target.parent)
+    finally:
+        if temporary.exists():
+            shutil.rmtree(temporary, ignore_errors=True)
+    _discard(old)
+
+
+def _prune(run: Path, step: int, keep: int) -> None:
+    older = [path for path in list_checkpoints(run) if step_of(path) < step]
+    for path in older[: max(0, len(older) - (keep - 1))]:
+        _discard(path)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a checkpoint that is not needed any more; renamed first, it is never seen half gone."""
+    doomed = folder.with_name(f"{_TEMPORARY}{folder.name}-gone")
+    with suppress(OSError):
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def _flush(folder: Path) -> None:
+    """Make a folder's entries survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- finding -------------------------------------------------------------------------------------------------------
+
+
+def step_of(checkpoint: str | Path) -> int:
+    """The step that a checkpoint folder's name tells."""
+    match = _STEP.fullmatch(Path(checkpoint).name)
+    if not match:
+        raise InvalidValueError(f"{checkpoint}: a checkpoint folder is named like {name(100_000)}")
+    return int(match[1])
+
+
+def list_checkpoints(run: str | Path) -> list[Path]:
+    """The checkpoint folders of a run in the order of steps: those with a manifest, not verified further."""
+    folder = Path(run) / FOLDER
+    found: dict[int, Path] = {}
+    for path in sorted(folder.glob("step_*")):  # "step_X" comes before "step_X.old" and wins
+        if _STEP.fullmatch(path.name) and _is_complete(path):
+            found.setdefault(step_of(path), path)
+    return [found[step] for step in sorted(found)]
+
+
+def newest_good(run: str | Path) -> Path | None:
+    """The newest checkpoint of a run that passes every check of `load`, or None."""
+    return _newest_good(list_checkpoints(run))
+
+
+def find(path: str | Path) -> Path:
+    """The checkpoint that `path` means: a checkpoint folder itself, or the newest complete one of a run's folder."""
+    path = Path(path)
+    if not path.is_dir():
+        what = "not a folder" if path.exists() else "no such folder"
+        raise DataError(f"{path}: {what}; expected a run's folder or one of its checkpoints")
+    if _is_complete(path):
+        return path
+    if _STEP.fullmatch(path.name):
+        raise DataError(f"{path / MANIFEST}: missing, the checkpoint is incomplete{_hint(path)}")
+    checkpoints = list_checkpoints(path.parent if path.name == FOLDER else path)
+    if not checkpoints:
+        raise DataError(f"{path}: no checkpoint here; expected a run's folder ({FOLDER}/{name(100_000)}/{MANIFEST})")
+    return checkpoints[-1]
+
+
+def _is_complete(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def _newest_good(checkpoints: list[Path]) -> Path | None:
+    for path in reversed(checkpoints):
+        with suppress(DataError):
+            _read(path, torch.device("cpu"))
+            return path
+    return None
+
+
+def _hint(checkpoint: Path) -> str:
+    """What to say after the failure of a checkpoint: which older one of the same run is good."""
+    folder = Path(os.path.abspath(checkpoint))
+    if folder.parent.name != FOLDER or not _STEP.fullmatch(folder.name):
+        return ""
+    step = step_of(folder)
+    older = _newest_good([path for path in list_checkpoints(folder.parent.parent) if step_of(path) < step])
+    return f"; use {older} instead" if older else ""
+
+
+# -- loading -------------------------------------------------------------------------------------------------------
+
+
+def load(checkpoint: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
+    """Read a checkpoint folder (see `find`); a missing, damaged or foreign file is a `DataError` that names it.
+
+    Weights go to `device`, and so do those tensors of the state that an accelerator held when they were saved; others
+    (random states, observations) stay on the host, where their owners expect them.
+    """
+    checkpoint = Path(checkpoint)
+    try:
+        return _read(checkpoint, torch.device(device))
+    except DataError as error:
+        raise DataError(f"{error}{_hint(checkpoint)}") from error
+
+
+def _read(folder: Path, device: torch.device) -> Checkpoint:
+    manifest = _read_manifest(folder / MANIFEST)
+    data = {key: _read_verified(folder / key, **manifest["files"][key]) for key in _FILES}
+    weights = _unpack(data[WEIGHTS], folder / WEIGHTS)
+    tensors = _unpack(data[TENSORS], folder / TENSORS)
+    try:
+        tree = json.loads(data[STATE])
+        state, metadata = (_decode(tree[key], tensors, device) for key in ("state", "metadata"))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{folder / STATE}: not a checkpoint's state ({_line(error)})") from error
+    return Checkpoint(manifest["step"], {key: value.to(device) for key, value in weights.items()}, state, metadata)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest, checked: this format, its own checksum, and exactly the files of a checkpoint."""
+    try:
+        manifest = json.loads(_read_file(path, limit=_MANIFEST_LIMIT))
+        version, digest = manifest["format"], manifest.pop("sha256")
+        if version != FORMAT:
+            raise DataError(f"{path}: format {version!r}, this version reads {FORMAT}")
+        if digest != _digest(manifest):
+            raise DataError(f"{path}: altered, its checksum differs")
+        if sorted(manifest["files"]) != sorted(_FILES):
+            raise DataError(f"{path}: lists {sorted(manifest['files'])} instead of {sorted(_FILES)}")
+        entries = manifest["files"].values()
+        fits = all(entry.keys() == {"size", "sha256"} and isinstance(entry["size"], int) for entry in entries)
+        if not fits or not isinstance(manifest["step"], int):
+            raise ValueError("fields of the wrong kind")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: truncated or not a checkpoint's manifest") from error
+    return manifest
+
+
+def _read_verified(path: Path, size: int, sha256: str) -> bytes:
+    """The bytes of a file, read once and only if they are the ones that the manifest tells."""
+    data = _read_file(path, limit=size)
+    if len(data) != size:
+        raise DataError(f"{path}: truncated, {len(data)} bytes instead of {size}")
+    if _sha256(data) != sha256:
+        raise DataError(f"{path}: altered, its checksum differs")
+    return data
+
+
+def _read_file(path: Path, limit: int) -> bytes:
+    try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+            raise DataError(f"{path}: not a file")
+        if (size := path.stat().st_size) > limit:
+            raise DataError(f"{path}: altered, {size} bytes where at most {limit} belong")
+        return path.read_bytes()
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise DataError(f"{path}: {'missing' if missing else f'cannot be read ({error.strerror})'}") from error
+
+
+def _unpack(data: bytes, path: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise DataError(f"{path}: not a safetensors file ({_line(error)})") from error
+
+
+def _decode(node: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
+    """The inverse of `_Encoder.encode`."""
+    if isinstance(node, list):
+        return [_decode(item, tensors, device) for item in node]
+    if not isinstance(node, dict):
+        return node
+    tag = next((key for key in node if key.startswith("$")), None)
+    if tag is None:
+        return {key: _decode(item, tensors, device) for key, item in node.items()}
+    match tag:
+        case "$tuple":
+            return tuple(_decode(item, tensors, device) for item in node[tag])
+        case "$items":
+            return {_decode(key, tensors, device): _decode(item, tensors, device) for key, item in node[tag]}
+        case "$float":
+            return float(node[tag])
+        case "$tensor":
+            tensor = tensors[node[tag]]
+            return tensor.to(device) if node.get("accelerator") else tensor
+        case "$numpy":
+            return _decode_array(tensors[node[tag]], node)
+    raise ValueError(f"unknown tag {tag!r}")
+
+
+def _decode_array(data: Tensor, node: dict[str, Any]) -> np.ndarray | np.generic:
+    dtype, shape = np.dtype(node["dtype"]), tuple(node["shape"])
+    if dtype.kind not in _ARRAY_KINDS or data.dtype != torch.uint8 or data.nbytes != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"an array of {dtype} {shape} does not fit its bytes")
+    array = np.ndarray(shape, dtype, buffer=data.numpy().tobytes()).copy()
+    return array[()] if node.get("scalar") else array
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return _sha256(json.dumps(manifest, sort_keys=True).encode())
+
+
+def _line(error: Exception) -> str:
+    """An error as part of one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,81 @@
+"""Agents small enough for tests, batches for them, and a way to look at their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sgqn.agents import AGENTS, Agent, AgentSettings, Phase, Spec, build_agent
+from sgqn.augmentations import overlay
+from sgqn.replay import Batch
+
+NAMES = sorted(AGENTS)
+ACTIONS = 2
+SIZE = 48
+RENDER = 56
+SETTINGS = AgentSettings(
+    encoder_layers=4,
+    encoder_filters=8,
+    embedding_dim=16,
+    hidden_dim=32,
+    decoder_filters=(16, 8),
+    batch_size=6,
+    soda_batch_size=5,
+    rho=0.9,
+)
+CRITIC_ONLY = Phase(actor=False, targets=False, auxiliary=False)
+PICTURES = torch.randint(256, (7, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(99))
+OVERLAY = partial(overlay, pictures=PICTURES)
+
+
+def small(name: str, seed: int = 0, *, perturb: bool = True, double: bool = False, **settings: Any) -> Any:
+    """An agent; `perturb` moves every weight off the sparse initialisation, so that all pixels count."""
+    spec = Spec(ACTIONS, image_size=SIZE, render_size=RENDER if AGENTS[name].crops else SIZE)
+    agent = build_agent(name, spec, replace(SETTINGS, **settings), OVERLAY, seed=seed)
+    if perturb:
+        generator = torch.Generator().manual_seed(seed + 1)
+        with torch.no_grad():
+            for parameter in agent.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return agent.double() if double else agent
+
+
+def batch_for(agent: Agent, seed: int = 0, phase: Phase = Phase()) -> Batch:  # noqa: B008
+    generator = torch.Generator().manual_seed(seed)
+    n, size = agent.sample_size(phase), agent.spec.render_size
+
+    def pictures() -> Tensor:
+        return torch.randint(20, 230, (n, 9, size, size), dtype=torch.uint8, generator=generator)
+
+    discount = torch.full((n,), 0.99)
+    discount[1] = 0  # a terminal state
+    return Batch(
+        obs=pictures(),
+        action=torch.rand(n, ACTIONS, generator=generator) * 2 - 1,
+        reward=torch.rand(n, generator=generator),
+        discount=discount,
+        next_obs=pictures(),
+    )
+
+
+def snapshot(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def changed(module: nn.Module, before: dict[str, Tensor]) -> set[str]:
+    """Names of what differs from a snapshot, up to the first two dots."""
+    return {
+        ".".join(name.split(".")[:3]) for name, value in module.state_dict().items() if not torch.equal(value, before[name])
+    }
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())

@@ -14,12 +14,16 @@ from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameErro
 if TYPE_CHECKING:
     from sgqn import attribution
     from sgqn.envs import make, make_vec
+    from sgqn.evaluation import evaluate
+    from sgqn.run import load_agent
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "make": "sgqn.envs",
     "make_vec": "sgqn.envs",
+    "evaluate": "sgqn.evaluation",
+    "load_agent": "sgqn.run",
     "attribution": "",
 }
 
@@ -30,6 +34,8 @@ __all__ = [
     "UnknownNameError",
     "WorkerError",
     "attribution",
+    "evaluate",
+    "load_agent",
     "make",
     "make_vec",
 ]

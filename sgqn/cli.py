@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 import sgqn
-from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameError
+from sgqn.errors import DataError, Interrupted, InvalidValueError, SgqnError, UnknownNameError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
+    except Interrupted as stop:
+        print(f"\n{stop}", file=sys.stderr)
+        return stop.code
     except SgqnError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -92,15 +95,22 @@ def _parse(name: str, args: list[str]) -> Callable[[], None]:
     def bind(*positional: Any, **named: Any) -> Any:
         return functools.partial(function, *positional, **named)
 
+    if name == "train":
+        return _parse_train(args)
+    call: Callable[[], None] = _tyro(name, bind, args)
+    return call
+
+
+def _tyro(name: str, what: Any, args: list[str], **options: Any) -> Any:
+    """`tyro.cli`, its boxed complaints as one line."""
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
-            call: Callable[[], None] = tyro.cli(bind, prog=f"sgqn {name}", args=args)
+            return tyro.cli(what, prog=f"sgqn {name}", args=args, **options)
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
         raise InvalidValueError(f"{_one_line(message.getvalue())} (see `sgqn {name} --help`)") from None
-    return call
 
 
 def _one_line(box: str) -> str:
@@ -110,6 +120,111 @@ def _one_line(box: str) -> str:
     )
     parts = [" ".join(part.split()) for part in re.split(r"[─-]{8,}", text)]
     return "; ".join(part for part in parts if part and not part.startswith("For full helptext"))
+
+
+# Training
+
+
+@command("train")
+def train() -> None:
+    """Train an agent, or go on with a run (`--resume RUN`)."""
+
+
+def _parse_train(args: list[str]) -> Callable[[], None]:
+    """The options' defaults come from the preset and the task, so these two are read first."""
+    from sgqn.config import TrainOptions, preset
+
+    name = _peek(args, "--preset", "paper")
+    defaults = preset(name if name in ("paper", "tiny") else "paper", _peek(args, "--task", "walker-walk"))
+    flat = (tyro.conf.OmitArgPrefixes,)
+    options: TrainOptions = _tyro("train", TrainOptions, args, default=TrainOptions(defaults), config=flat)
+
+    def call() -> None:
+        from sgqn import training
+
+        if options.resume is None:
+            folder = training.train(options.config, options.out, progress=not options.quiet)
+        else:
+            folder = training.resume(options.resume, progress=not options.quiet)
+        print(f"done: {folder}")
+
+    return call
+
+
+def _peek(args: list[str], option: str, default: str) -> str:
+    """The value of an option before the arguments are parsed."""
+    for i, arg in enumerate(args):
+        if arg == option and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(option + "="):
+            return arg.partition("=")[2]
+    return default
+
+
+@command("evaluate")
+def evaluate(
+    path: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")],
+    shift: tuple[str, ...] = ("train", "color_hard", "video_easy", "video_hard"),
+    episodes: int = 30,
+    seed: int = 0,
+    renderer: str = "auto",
+    device: str = "cpu",
+    json: Flag = False,
+) -> None:
+    """Play whole episodes with a trained agent, by the benchmark's protocol, in one or several shifts.
+
+    Results are appended to the run's evaluations.jsonl.
+
+    Args:
+        path: A run's folder, or one checkpoint's.
+        shift: train, color_easy, color_hard, video_easy, video_hard: one or several.
+        episodes: Episodes in each shift.
+        seed: Everyone who uses the same seed meets the same episodes.
+        renderer: gl (the benchmark's own pixels), warp, or auto.
+        device: Where the networks run.
+        json: Print JSON instead of a table.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from sgqn import checkpoint
+    from sgqn import run as runs
+    from sgqn.config import versions
+    from sgqn.envs.tasks import check_shift
+    from sgqn.evaluation import evaluate as play
+
+    for name in shift:
+        check_shift(name)
+    folder = checkpoint.find(path)
+    agent = runs.load_agent(folder, device)
+    home = folder.parent.parent
+    config = runs.read_config(home)
+    results = []
+    with Progress(console=Console(stderr=True), disable=json) as progress:
+        for name in shift:
+            bar = progress.add_task(f"{config.task}, {name}", total=1)
+            result = play(
+                agent,
+                config.task,
+                name,
+                episodes,
+                seed,
+                renderer,
+                action_repeat=config.action_repeat,
+                on_step=lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),
+            )
+            line = {"step": checkpoint.step_of(folder), **result.to_dict(), "versions": versions()}
+            runs.append_line(home / runs.EVALUATIONS, line)
+            results.append(line)
+    if json:
+        print(jsonlib.dumps(results, indent=1))
+        return
+    table = Table("shift", "return", "episodes", "renderer", "backgrounds")
+    for line in results:
+        shown = f"{line['mean']:.0f} ± {line['std']:.0f}"
+        table.add_row(line["shift"], shown, str(len(line["returns"])), line["renderer"], line["backgrounds"])
+    Console().print(table)
 
 
 # Data

@@ -32,3 +32,11 @@ class DataError(SgqnError):
 
 class WorkerError(SgqnError, RuntimeError):
     """An environment worker raised, died or stopped answering."""
+
+
+class Interrupted(SgqnError):
+    """A signal asked for a stop; the work was saved. `code` is what the process should exit with."""
+
+    def __init__(self, message: str, code: int):
+        super().__init__(message)
+        self.code = code

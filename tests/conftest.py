@@ -7,6 +7,8 @@ import tempfile
 
 import pytest
 
+# Tests run in parallel processes, one a core: more threads than cores would only wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["SGQN_DATA"] = tempfile.mkdtemp(prefix="sgqn-no-data-")
 
 

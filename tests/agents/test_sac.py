@@ -113,10 +113,10 @@ def test_td_target_and_critic_loss_by_hand():
     batch = batch_for(agent)
     plain = PlainSAC(snapshot(agent), seed=0)
     y, loss = plain.losses(*batch)
-    torch.testing.assert_close(agent.td_target(batch), y, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(agent.td_target(batch), y, rtol=1e-7, atol=1e-7)
     agent.generator.manual_seed(0)
     values = agent.values(agent.encode(batch.obs), batch.action)
-    torch.testing.assert_close(agent.critic_losses(batch, values)["critic"], loss, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(agent.critic_losses(batch, values)["critic"], loss, rtol=1e-7, atol=1e-7)
     # A terminal state is worth its reward alone.
     assert batch.discount[1] == 0
     np.testing.assert_allclose(y[1], batch.reward[1], rtol=1e-6)
@@ -174,7 +174,7 @@ def test_the_actor_leaves_the_convolutions_alone_unless_asked():
 
 
 def test_temperature_falls_while_entropy_exceeds_the_target():
-    agent = small("sac", initial_temperature=0.5)
+    agent = small("sac", perturb=False, initial_temperature=0.5)
     agent.target_entropy = -1e3
     metrics = agent.update(batch_for(agent))
     assert metrics["temperature"] < 0.5

@@ -1,0 +1,158 @@
+"""A run's configuration: validated when made, saved as JSON beside the run, complete enough to repeat it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from sgqn.agents.settings import AgentSettings
+from sgqn.envs.tasks import RENDERERS, SHIFTS, find_task
+from sgqn.errors import DataError, InvalidValueError, UnknownNameError
+
+RHO = {"cartpole": 0.98, "ball_in_cup": 0.98}
+"""The paper's quantile by domain; 0.95 elsewhere."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run. Steps are agent steps: one action, `action_repeat` control steps, one update."""
+
+    task: str = "walker-walk"
+    agent: str = "sgqn"
+    """sac, drq, rad, soda, svea, svea_soda, sgqn, sac_consistency or sac_selfsup."""
+    seed: int = 0
+    steps: int = 500_000
+    num_envs: int = 16
+    """Environments stepped together; updates per agent step stay one, whatever their number."""
+    warmup_steps: int = 1000
+    """Random actions before the first update; as many updates follow at once."""
+    action_repeat: int | None = None
+    """Control steps an action lasts; the paper's of the task if not given."""
+    image_size: int = 84
+    frame_stack: int = 3
+    renderer: str = "warp"
+    """warp, gl or auto. Agents trained on Warp's pictures act as well in OpenGL's."""
+    device: str = "auto"
+    """auto takes a GPU where there is one."""
+
+    replay_capacity: int = 500_000
+    pictures: int = 4096
+    """Random crops held for the overlay; as many are renewed over every `pictures_renewed_every` steps."""
+    pictures_renewed_every: int = 50_000
+
+    log_every: int = 1000
+    images_every: int = 50_000
+    """Steps between pictures of observation, mask and predicted mask in TensorBoard; 0 for none."""
+    evaluate_every: int = 50_000
+    """0 for no evaluation during training."""
+    evaluate_episodes: int = 5
+    evaluate_shifts: tuple[str, ...] = ("train", "video_easy", "video_hard")
+    checkpoint_every: int = 50_000
+    keep_checkpoints: int = 2
+    save_replay: bool = True
+    """Keep the replay with the newest checkpoint, so that a resumed run goes on bit for bit."""
+
+    settings: AgentSettings = field(default_factory=AgentSettings)
+
+    def __post_init__(self) -> None:
+        find_task(self.task, self.action_repeat)
+        for shift in self.evaluate_shifts:
+            if shift not in SHIFTS:
+                raise UnknownNameError("shift", shift, SHIFTS)
+        if self.renderer not in RENDERERS:
+            raise UnknownNameError("renderer", self.renderer, RENDERERS)
+        positive = ("steps", "num_envs", "warmup_steps", "replay_capacity", "log_every", "checkpoint_every")
+        for name in (*positive, "pictures", "pictures_renewed_every", "keep_checkpoints", "evaluate_episodes"):
+            if getattr(self, name) < 1:
+                raise InvalidValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        if self.seed < 0:
+            raise InvalidValueError(f"seed must be 0 or more, not {self.seed!r}")
+        if self.image_size % 4 or self.image_size < 16:
+            raise InvalidValueError(f"image_size must be a multiple of 4 from 16 on, not {self.image_size!r}")
+
+    @property
+    def episode_steps(self) -> int:
+        return find_task(self.task, self.action_repeat).episode_steps
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
+        """The configuration that `to_dict` wrote, also after JSON has made lists of its tuples."""
+        try:
+            values = dict(values)
+            settings = dict(values.pop("settings"))
+            settings["decoder_filters"] = tuple(settings["decoder_filters"])
+            values["evaluate_shifts"] = tuple(values["evaluate_shifts"])
+            return cls(**values, settings=AgentSettings(**settings))
+        except (TypeError, KeyError, ValueError) as error:
+            raise DataError(f"not a run's configuration: {error}") from error
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train an agent. Every run has a folder OUT/<task>/<agent>/<seed>; one that was killed goes on with --resume."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    preset: Literal["paper", "tiny"] = "paper"
+    """paper: the paper's hyperparameters. tiny: small networks, about a minute on two CPU cores."""
+    out: Path = Path("runs")
+    """Where runs are kept."""
+    resume: Path | None = None
+    """Continue this run from its newest checkpoint, with the configuration it was started with."""
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Show no progress bar."""
+
+
+def preset(name: str, task: str) -> TrainConfig:
+    """`paper`: the paper's table for the task. `tiny`: a small network that trains in about a minute on two cores."""
+    rho = RHO.get(task.partition("-")[0], 0.95)
+    if name == "paper":
+        return TrainConfig(task=task, settings=AgentSettings(rho=rho))
+    if name == "tiny":
+        return TrainConfig(
+            task=task,
+            steps=800,
+            num_envs=4,
+            warmup_steps=160,
+            image_size=48,
+            replay_capacity=2000,
+            pictures=256,
+            pictures_renewed_every=1000,
+            log_every=100,
+            images_every=400,
+            evaluate_every=400,
+            evaluate_episodes=1,
+            evaluate_shifts=("train", "video_hard"),
+            checkpoint_every=400,
+            settings=AgentSettings(
+                rho=rho,
+                encoder_layers=4,
+                encoder_filters=8,
+                embedding_dim=50,
+                hidden_dim=128,
+                decoder_filters=(16, 8),
+                batch_size=16,
+                soda_batch_size=32,
+            ),
+        )
+    raise UnknownNameError("preset", name, ("paper", "tiny"))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    packages = ("sgqn", "torch", "numpy", "mujoco", "dm_control", "mujoco-warp", "warp-lang", "gymnasium")
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "unknown"
+    return found

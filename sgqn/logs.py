@@ -1,0 +1,138 @@
+"""What a training run says: a progress bar, metrics.jsonl and evaluations.jsonl, TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from sgqn import run
+from sgqn.agents.base import Agent
+from sgqn.agents.sgqn import SGQN
+from sgqn.config import TrainConfig
+from sgqn.evaluation import Evaluation
+from sgqn.replay import Batch
+
+
+class Logs:
+    """Sums metrics on the device and reads them only when a line is written."""
+
+    def __init__(self, folder: Path, config: TrainConfig, progress: bool):
+        self._folder, self._config = folder, config
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._returns: list[float] = []
+        self._last_return: float | None = None
+        self._seconds = 0.0  # of earlier sessions of this run
+        self._started = self._marked = time.monotonic()
+        self._marked_step = 0
+        self._board: Any = None
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=Console(stderr=True),
+            disable=not progress,
+        )
+        name = f"{config.agent} on {config.task}, seed {config.seed}"
+        self._task = self._progress.add_task(name, total=config.steps, rate="", note="")
+
+    @contextmanager
+    def open(self, step: int) -> Iterator[None]:
+        """Show progress and keep TensorBoard's file open."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._started = self._marked = time.monotonic()
+        self._marked_step = step
+        self._board = SummaryWriter(str(self._folder), purge_step=step + 1 if step else None)
+        with ExitStack() as stack:
+            stack.callback(self._board.close)
+            stack.enter_context(self._progress)
+            self._progress.update(self._task, completed=step)
+            yield
+
+    def metrics(self, values: dict[str, Tensor]) -> None:
+        """Add one update's metrics."""
+        for name, value in values.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def episodes(self, returns: Any) -> None:
+        """Add the returns of episodes that have ended."""
+        self._returns += [float(value) for value in returns]
+
+    def write(self, step: int, updates: int) -> dict[str, float]:
+        """Write the means since the last line; the only place where the device is waited for."""
+        names = list(self._sums)
+        sums = torch.stack([self._sums[name].float() for name in names]).tolist() if names else []
+        values = {name: total / self._counts[name] for name, total in zip(names, sums, strict=True)}
+        if self._returns:
+            self._last_return = sum(self._returns) / len(self._returns)
+            values["episode/return"] = self._last_return
+            values["episode/count"] = float(len(self._returns))
+        now = time.monotonic()
+        rate = (step - self._marked_step) / max(now - self._marked, 1e-9)
+        self._marked, self._marked_step = now, step
+        line = {"step": step, "updates": updates, **values, "steps_per_second": rate, "seconds": self.seconds}
+        run.append_line(self._folder / run.METRICS, line)
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+        self._board.add_scalar("steps_per_second", rate, step)
+        self._sums, self._counts, self._returns = {}, {}, []
+        shown = "" if self._last_return is None else f"return {self._last_return:.0f}"
+        loss = f", critic loss {values['loss/critic']:.3g}" if "loss/critic" in values else ""
+        self._progress.update(self._task, completed=step, rate=f"{rate:,.0f} steps/s", note=shown + loss)
+        return values
+
+    def evaluation(self, step: int, result: Evaluation) -> None:
+        run.append_line(self._folder / run.EVALUATIONS, {"step": step, **result.to_dict()})
+        self._board.add_scalar(f"evaluation/{result.shift}", result.mean, step)
+        self._progress.console.print(
+            f"step {step:,}: {result.shift} return {result.mean:.0f} ± {result.std:.0f} ({result.episodes} episodes)"
+        )
+
+    def images(self, step: int, agent: Agent, batch: Batch) -> None:
+        """Rows of observation, masked observation and predicted mask, as TensorBoard pictures."""
+        frames = batch.obs[:, -3:].float() / 255
+        rows = [frames]
+        if isinstance(agent, SGQN):
+            obs, features = agent.traced_features(batch.obs)
+            mask = agent.mask(agent.attribute(obs, features, batch.action)[1]).float()
+            rows.append(frames * mask[:, -3:])
+            if agent.selfsup:
+                with torch.no_grad():
+                    rows.append(agent.mask_probabilities(batch.obs, batch.action)[:, -3:])
+        sheet = torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)  # (3, rows * H, columns * W)
+        self._board.add_image("observation, salient pixels, predicted mask", sheet.cpu(), step)
+
+    def note(self, text: str) -> None:
+        self._progress.update(self._task, note=text)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run so far, earlier sessions included."""
+        return self._seconds + time.monotonic() - self._started
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "sums": {name: total.clone() for name, total in self._sums.items()},
+            "counts": dict(self._counts),
+            "returns": list(self._returns),
+            "last_return": self._last_return,
+            "seconds": self.seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
+        self._returns, self._last_return = list(state["returns"]), state["last_return"]
+        self._seconds = state["seconds"]

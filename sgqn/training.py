@@ -1,0 +1,329 @@
+"""The training loop: collect, update, evaluate, log, checkpoint, resume.
+
+One iteration is one step of all environments and as many updates. Everything that a run's future depends on is in its
+checkpoints, so a run that was killed goes on, on the CPU bit for bit, as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sgqn import checkpoint, run
+from sgqn.agents import Phase, build_agent, find_agent
+from sgqn.augmentations import PictureBank, make_augmentation
+from sgqn.config import TrainConfig
+from sgqn.envs.vector import check_device, make_vec
+from sgqn.errors import Interrupted, InvalidValueError, SgqnError
+from sgqn.evaluation import evaluate
+from sgqn.logs import Logs
+from sgqn.replay import Replay, prune
+
+logger = logging.getLogger(__name__)
+
+EXPLODED = 1e8
+"""A loss beyond this is taken for divergence."""
+
+
+class DivergedError(SgqnError):
+    """Training produced NaN or exploding losses."""
+
+
+def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
+    """Start the run of `config` in `out/<task>/<agent>/<seed>` and train it to its end."""
+    find_agent(config.agent)
+    folder = run.folder_of(config, out)
+    if (folder / run.CONFIG).exists():
+        raise InvalidValueError(
+            f"{folder} holds a run already: continue it with `sgqn train --resume {folder}`, or choose another --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    run.write_config(folder, config)
+    Trainer(config, folder, progress).run()
+    return folder
+
+
+def resume(folder: Path, progress: bool = True) -> Path:
+    """Go on with a run from its newest checkpoint, or from its beginning where it has none yet."""
+    config = run.read_config(folder)
+    found = checkpoint.list_checkpoints(folder)
+    trainer = Trainer(config, folder, progress)
+    if found:
+        trainer.load(found[-1])
+    trainer.run()
+    return folder
+
+
+class Trainer:
+    """All parts of one run."""
+
+    def __init__(self, config: TrainConfig, folder: Path, progress: bool = True):
+        self.config, self.folder = config, folder
+        recipe, settings = find_agent(config.agent), config.settings
+        automatic = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = check_device(automatic if config.device == "auto" else config.device)
+        self.envs = make_vec(
+            config.task,
+            config.num_envs,
+            seed=config.seed,
+            renderer=config.renderer,
+            device=self.device,
+            action_repeat=config.action_repeat,
+            image_size=run.spec_of(config, 1).render_size,
+            frame_stack=config.frame_stack,
+        )
+        action_dim = self.envs.single_action_space.shape[0]
+        self.spec = run.spec_of(config, action_dim)
+        self.bank: PictureBank | None = None
+        if recipe.augments and settings.augmentation == "overlay":
+            self.bank = PictureBank(config.pictures, config.image_size, config.seed, self.device)
+        self.agent = build_agent(
+            config.agent,
+            self.spec,
+            settings,
+            make_augmentation(settings.augmentation, self.bank),
+            seed=config.seed,
+            device=self.device,
+        )
+        self.replay = self._empty_replay()
+        self.sampler = torch.Generator(self.device).manual_seed(config.seed + 1)
+        self.explorer = torch.Generator().manual_seed(config.seed + 2)
+        self.step, self.updates = 0, 0
+        self.obs: Tensor | None = None
+        self.returns = np.zeros(config.num_envs)
+        self.logs = Logs(folder, config, progress)
+        self._stop: signal.Signals | None = None
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Train until the configured number of steps is reached, or a signal asks to stop."""
+        config = self.config
+        try:
+            with self._signals(), self.logs.open(self.step):
+                if self.obs is None:
+                    self.obs, _ = self.envs.reset(seed=config.seed)
+                    self.replay.start(self.obs)
+                while self.step < config.steps:
+                    while self.due > config.num_envs:  # the updates that the warm-up has put off
+                        self._update()
+                        self._check_stop()
+                    self._iterate()
+                    if self._passed(config.evaluate_every):
+                        self._evaluate()
+                    if self._passed(config.checkpoint_every) or self.step >= config.steps:
+                        self.save()
+                    self._check_stop()
+        finally:
+            self.close()
+
+    @property
+    def due(self) -> int:
+        """Updates that are owed: one per step, once the warm-up is over."""
+        return self.step - self.updates if self.step >= self.config.warmup_steps else 0
+
+    def _iterate(self) -> None:
+        """One step of every environment; the updates run while the physics does."""
+        assert self.obs is not None
+        actions = self._actions(self.obs)
+        self.envs.step_async(actions.cpu().numpy())
+        for _ in range(self.due):
+            self._update()
+        obs, rewards, terminated, truncated, info = self.envs.step_wait()
+        over = terminated | truncated
+        last = info["final_obs"] if over.any() else obs
+        self.replay.add(actions, rewards, last, terminated, truncated, reset_obs=obs if over.any() else None)
+        self.obs = obs
+        self.step += self.config.num_envs
+        self.returns += rewards
+        self.logs.episodes(self.returns[over])
+        self.returns[over] = 0
+        if self.bank is not None and self._passed(self._renewal):
+            self.bank.refresh(self.config.pictures // 16)
+        if self._passed(self.config.log_every):
+            self._log()
+
+    def _actions(self, obs: Tensor) -> Tensor:
+        """Random during the warm-up, then drawn from the policy."""
+        if self.step >= self.config.warmup_steps:
+            return self.agent.act(obs, deterministic=False)
+        shape = (self.config.num_envs, self.spec.action_dim)
+        return (torch.rand(shape, generator=self.explorer) * 2 - 1).to(self.device)
+
+    def _update(self) -> None:
+        self.updates += 1
+        settings, count = self.config.settings, self.updates
+        phase = Phase(
+            actor=count % settings.actor_every == 0,
+            targets=count % settings.targets_every == 0,
+            auxiliary=count % settings.auxiliary_every == 0,
+        )
+        batch = self.replay.sample(self.agent.sample_size(phase), self.sampler)
+        self.logs.metrics(self.agent.update(batch, phase))
+
+    @property
+    def _renewal(self) -> int:
+        """Steps between two renewals of a sixteenth of the pictures."""
+        return max(1, self.config.pictures_renewed_every // 16)
+
+    def _passed(self, every: int) -> bool:
+        """Whether the last iteration went over a multiple of `every`."""
+        return every > 0 and self.step // every > (self.step - self.config.num_envs) // every
+
+    # ---- looking
+
+    def _log(self) -> None:
+        values = self.logs.write(self.step, self.updates)
+        for name, value in values.items():
+            if name.startswith("loss/") and not (math.isfinite(value) and abs(value) < EXPLODED):
+                kept = checkpoint.newest_good(self.folder)
+                where = f"the last good checkpoint is {kept}" if kept else "there is no checkpoint yet"
+                raise DivergedError(
+                    f"{name} is {value} after {self.updates} updates: training has diverged; {where}. "
+                    "A lower --learning-rate or --consistency-weight may help"
+                )
+        if self._passed(self.config.images_every) and len(self.replay) and self.updates:
+            self._log_images()
+
+    def _log_images(self) -> None:
+        """Observation, attribution mask and predicted mask of some stored transitions, with a generator aside."""
+        generator = torch.Generator(self.device).manual_seed(self.step)
+        batch = self.replay.sample(4, generator)
+        self.logs.images(self.step, self.agent, batch)
+
+    def _evaluate(self) -> None:
+        config = self.config
+        for shift in config.evaluate_shifts:
+            result = evaluate(
+                self.agent,
+                config.task,
+                shift,
+                config.evaluate_episodes,
+                config.seed,
+                config.renderer,
+                num_workers=0 if config.evaluate_episodes <= 2 else None,
+                action_repeat=config.action_repeat,
+                on_step=lambda done, total, shift=shift: self.logs.note(f"evaluating {shift} {done}/{total}"),
+            )
+            self.logs.evaluation(self.step, result)
+
+    # ---- stopping and going on
+
+    def save(self) -> Path:
+        """Write a checkpoint of everything."""
+        tag = checkpoint.name(self.step)
+        if self.config.save_replay:
+            self.replay.save(self.folder / run.REPLAY, tag)
+        folder = checkpoint.save(
+            self.folder,
+            self.step,
+            weights=self.agent.state_dict(),
+            state=self.state_dict(),
+            metadata={"config": self.config.to_dict(), "action_dim": self.spec.action_dim},
+            keep=self.config.keep_checkpoints,
+        )
+        if self.config.save_replay:
+            prune(self.folder / run.REPLAY, [path.name for path in checkpoint.list_checkpoints(self.folder)])
+        return folder
+
+    def load(self, folder: Path) -> None:
+        """Continue from a checkpoint of this run."""
+        loaded = checkpoint.load(folder)
+        self.agent.load_state_dict(loaded.weights)
+        self.load_state_dict(loaded.state)
+        self.step = loaded.step
+        for name in (run.METRICS, run.EVALUATIONS):
+            run.rewind(self.folder / name, self.step)
+        path = self.folder / run.REPLAY
+        if loaded.state["replay"]:
+            self.replay = Replay.load(path, folder.name, self.device)
+        else:
+            logger.warning("the replay was not kept: the run fills a new one before it learns on")
+            self.replay = self._empty_replay()
+            assert self.obs is not None
+            self.replay.start(self.obs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the agent's weights leave out."""
+        return {
+            "updates": self.updates,
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.agent.optimizers.items()},
+            "generators": {name: generator.get_state() for name, generator in self._generators().items()},
+            "pictures": self.bank.state_dict() if self.bank is not None else None,
+            "envs": self.envs.state_dict(),
+            "returns": self.returns.copy(),
+            "logs": self.logs.state_dict(),
+            "replay": self.config.save_replay,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
+        for name, optimizer in self.agent.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        for name, generator in self._generators().items():
+            generator.set_state(state["generators"][name])
+        if self.bank is not None:
+            self.bank.load_state_dict(state["pictures"])
+        self.obs = self.envs.load_state_dict(state["envs"])
+        self.returns = state["returns"].copy()
+        self.logs.load_state_dict(state["logs"])
+
+    def close(self) -> None:
+        self.envs.close()
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        return {"agent": self.agent.generator, "sampler": self.sampler, "explorer": self.explorer}
+
+    def _empty_replay(self) -> Replay:
+        config = self.config
+        size = self.spec.render_size
+        return Replay(
+            min(config.replay_capacity, max(config.steps, config.num_envs)),
+            config.num_envs,
+            frame_shape=(3, size, size),
+            action_shape=(self.spec.action_dim,),
+            stack=config.frame_stack,
+            discount=config.settings.discount,
+            device=self.device,
+            shortest_episode=min(40, config.episode_steps),
+        )
+
+    def _check_stop(self) -> None:
+        if self._stop is None:
+            return
+        self.save()
+        raise Interrupted(
+            f"stopped by {self._stop.name} at step {self.step}; saved: continue with `sgqn train --resume {self.folder}`",
+            128 + self._stop,
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C ask the loop to stop; a second one stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, _: Any) -> None:
+            if self._stop is not None:
+                raise KeyboardInterrupt
+            self._stop = signal.Signals(number)
+            self.logs.note(f"{self._stop.name}: saving after this step (again to stop at once)")
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+

@@ -1,0 +1,317 @@
+"""What every agent owes the trainer, the checkpoint and a captured graph."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sgqn.agents import AGENTS, AgentSettings, Phase, Spec, build_agent, find_agent
+from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
+from tests.agents.small import (
+    ACTIONS,
+    CRITIC_ONLY,
+    NAMES,
+    OVERLAY,
+    SETTINGS,
+    SIZE,
+    batch_for,
+    changed,
+    same,
+    small,
+    snapshot,
+)
+
+PHASES = [Phase(), CRITIC_ONLY, Phase(auxiliary=False), Phase(actor=False, targets=False)]
+every_agent = pytest.mark.parametrize("name", NAMES)
+
+
+def run(agent, steps: int = 4, start: int = 0):
+    for step in range(start, start + steps):
+        phase = PHASES[step % len(PHASES)]
+        metrics = agent.update(batch_for(agent, step, phase), phase)
+    return metrics
+
+
+def test_the_nine_agents():
+    assert set(NAMES) == {
+        *("sac", "drq", "rad", "soda", "svea", "svea_soda", "sgqn", "sac_consistency", "sac_selfsup")
+    }
+    assert {name for name in NAMES if AGENTS[name].crops} == {"rad", "soda"}
+    assert {name for name in NAMES if AGENTS[name].augments} == {"soda", "svea", "svea_soda", "sgqn", "sac_selfsup"}
+    with pytest.raises(UnknownNameError, match="did you mean 'sgqn'"):
+        find_agent("sgqm")
+
+
+# ---- repeatable
+
+
+@every_agent
+def test_same_seed_same_weights_whatever_the_global_generator_does(name):
+    torch.manual_seed(1)
+    left = small(name)
+    run(left)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    right = small(name)
+    run(right)
+    assert torch.equal(torch.get_rng_state(), state)  # and it was left alone
+    assert same(snapshot(left), snapshot(right))
+    assert torch.equal(left.generator.get_state(), right.generator.get_state())
+    other = small(name, seed=5)
+    run(other)
+    assert not same(snapshot(left), snapshot(other))
+
+
+@every_agent
+def test_the_seed_of_the_updates_matters(name):
+    left, right = small(name), small(name)
+    right.generator.manual_seed(17)
+    run(left)
+    run(right)
+    assert not same(snapshot(left), snapshot(right))
+
+
+@every_agent
+def test_a_restored_agent_goes_on_bit_for_bit(name):
+    agent = small(name)
+    run(agent, 3)
+    saved = copy.deepcopy(
+        (
+            agent.state_dict(),
+            {key: optimizer.state_dict() for key, optimizer in agent.optimizers.items()},
+            agent.generator.get_state(),
+        )
+    )
+    run(agent, 4, start=3)
+    restored = small(name, seed=8)
+    weights, optimizers, state = saved
+    restored.load_state_dict(weights)
+    assert restored.optimizers.keys() == optimizers.keys()
+    for key, optimizer in restored.optimizers.items():
+        optimizer.load_state_dict(optimizers[key])
+    restored.generator.set_state(state)
+    run(restored, 4, start=3)
+    assert same(snapshot(agent), snapshot(restored))
+    actions = [a.act(batch_for(a).obs, deterministic=False) for a in (agent, restored)]
+    assert torch.equal(*actions)
+
+
+# ---- fit for a captured graph
+
+
+class NoSync(TorchDispatchMode):
+    """Refuses operations whose result the host must wait for."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        banned = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2")
+        if func._schema.name.removeprefix("aten::") in banned:
+            raise AssertionError(f"{func} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+@every_agent
+def test_an_update_never_waits_for_the_device(name, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a tensor's value was looked at")
+
+    agent = small(name)
+    batches = [batch_for(agent, 0, phase) for phase in PHASES]
+    run(agent, 1)
+    for method in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, method, refuse)
+    with NoSync():
+        for batch, phase in zip(batches, PHASES, strict=True):
+            agent.update(batch, phase)
+
+
+@every_agent
+def test_addresses_stay_and_batches_are_left_as_they_are(name):
+    agent = small(name)
+    run(agent, 2)
+
+    def addresses():
+        state = [tensor for optimizer in agent.optimizers.values() for s in optimizer.state.values() for tensor in s.values()]
+        return [tensor.data_ptr() for tensor in [*agent.state_dict().values(), *state]]
+
+    before = addresses()
+    batch = batch_for(agent)
+    copy_of_batch = copy.deepcopy(batch)
+    agent.update(batch)
+    run(agent)
+    assert addresses() == before
+    for part, original in zip(batch, copy_of_batch, strict=True):
+        assert torch.equal(part, original)
+        assert part.grad is None
+        assert not part.requires_grad
+
+
+@every_agent
+@pytest.mark.parametrize("phase", PHASES)
+def test_metrics_are_finite_scalars_with_the_same_keys(name, phase):
+    agent = small(name)
+    keys = set()
+    for step in range(2):
+        metrics = agent.update(batch_for(agent, step, phase), phase)
+        keys.add(tuple(metrics))
+        for key, value in metrics.items():
+            assert value.shape == (), key
+            assert value.isfinite(), key
+            assert not value.requires_grad, key
+    assert len(keys) == 1
+    (found,) = keys
+    assert ("loss/actor" in found) == phase.actor
+    has_auxiliary = name in ("soda", "svea_soda", "sgqn", "sac_selfsup")
+    assert bool({"loss/mask", "loss/soda"} & set(found)) == (has_auxiliary and phase.auxiliary)
+
+
+@every_agent
+def test_phases_switch_their_parts_and_nothing_else(name):
+    agent = small(name)
+
+    def moved(phase: Phase) -> set[str]:
+        before = snapshot(agent)
+        agent.update(batch_for(agent, 0, phase), phase)
+        return {part.removeprefix("learner.").split(".")[0] for part in changed(agent, before)}
+
+    assert moved(CRITIC_ONLY) == {"critic"}
+    assert moved(CRITIC_ONLY._replace(actor=True)) == {"critic", "actor", "log_alpha"}
+    assert moved(CRITIC_ONLY._replace(targets=True)) == {"critic", "target"}
+    extra = {"soda": {"projector", "predictor", "slow"}, "sgqn": {"decoder"}, "sac_selfsup": {"decoder"}}
+    extra["svea_soda"] = extra["soda"]
+    assert moved(CRITIC_ONLY._replace(auxiliary=True)) == {"critic"} | extra.get(name, set())
+
+
+@every_agent
+def test_losses_fall_on_one_batch(name):
+    """Every part learns: the same transitions again and again, with the targets held."""
+    agent = small(name, perturb=False, learning_rate=1e-3, shift_pad=0)
+    phase = Phase(actor=False, targets=False)
+    batch = batch_for(agent, 0, phase)
+    batch = batch._replace(discount=torch.zeros_like(batch.discount))
+    history = [agent.update(batch, phase) for _ in range(40)]
+    for key in history[0]:
+        if key in ("loss/critic", "loss/mask", "loss/soda"):
+            first, last = (torch.stack([m[key] for m in part]).mean() for part in (history[:3], history[-3:]))
+            assert last < (0.98 if key == "loss/soda" else 0.9) * first, key
+
+
+# ---- acting
+
+
+@every_agent
+def test_act_takes_numpy_and_torch_one_and_many(name):
+    agent = small(name)
+    many = batch_for(agent).obs[:4]
+    actions = agent.act(many)
+    assert isinstance(actions, torch.Tensor)
+    assert actions.shape == (4, ACTIONS)
+    assert actions.dtype == torch.float32
+    assert (actions.abs() <= 1).all()
+    assert not actions.requires_grad
+    as_numpy = agent.act(many.numpy())
+    assert isinstance(as_numpy, np.ndarray)
+    np.testing.assert_array_equal(as_numpy, actions.numpy())
+    one = agent.act(many[1].numpy())
+    assert one.shape == (ACTIONS,)
+    np.testing.assert_allclose(one, actions[1].numpy(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(agent.act(many[1]), actions[1], rtol=1e-4, atol=1e-5)
+    assert torch.equal(agent.act(many), actions)
+    drawn = [agent.act(many, deterministic=False) for _ in range(2)]
+    assert not torch.equal(*drawn)
+    agent.generator.manual_seed(3)
+    first = agent.act(many, deterministic=False)
+    agent.generator.manual_seed(3)
+    assert torch.equal(agent.act(many, deterministic=False), first)
+
+
+@every_agent
+def test_observations_of_another_shape_are_refused(name):
+    agent = small(name)
+    size = agent.spec.render_size
+    for shape in ((3, size, size), (9, size, size - 1), (9, size + 4, size + 4), (size, size, 9), (size, size), (1, 1, 9, size, size)):
+        with pytest.raises(InvalidValueError, match=rf"\(9, {size}, {size}\).*not \({shape[0]}, "):
+            agent.act(np.zeros(shape, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("name", ["sgqn", "sac_selfsup"])
+def test_predicted_masks_look_like_the_observation(name):
+    agent = small(name)
+    batch = batch_for(agent)
+    masks = agent.predict_mask(batch.obs, batch.action)
+    assert masks.shape == batch.obs.shape
+    assert masks.dtype == torch.float32
+    assert not masks.requires_grad
+    assert masks.min() >= 0
+    assert masks.max() <= 1
+    assert masks.std() > 0
+    single = agent.predict_mask(batch.obs[2].numpy(), batch.action[2].numpy())
+    assert isinstance(single, np.ndarray)
+    np.testing.assert_allclose(single, masks[2].numpy(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InvalidValueError, match=r"6 actions of 2 numbers, not \(5, 2\)"):
+        agent.predict_mask(batch.obs, batch.action[:5])
+    with pytest.raises(InvalidValueError, match="this agent sees"):
+        agent.predict_mask(batch.obs[:, :6], batch.action)
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"sgqn", "sac_selfsup"}))
+def test_agents_without_a_decoder_say_so(name):
+    agent = small(name)
+    batch = batch_for(agent)
+    with pytest.raises(SgqnError, match="no attribution decoder"):
+        agent.predict_mask(batch.obs, batch.action)
+
+
+# ---- settings
+
+
+def test_defaults_are_the_papers_table():
+    settings = AgentSettings()
+    assert (settings.encoder_layers, settings.encoder_filters, settings.embedding_dim) == (11, 32, 100)
+    assert (settings.hidden_dim, settings.batch_size, settings.discount) == (1024, 128, 0.99)
+    assert (settings.learning_rate, settings.auxiliary_learning_rate) == (1e-3, 3e-4)
+    assert (settings.temperature_learning_rate, settings.encoder_tau, settings.critic_tau) == (1e-4, 0.05, 0.01)
+    assert (settings.targets_every, settings.auxiliary_every, settings.rho) == (2, 2, 0.95)
+
+
+BAD = {
+    "rho": [1.0, -0.1, float("nan")],
+    "discount": [0.0, 1.1],
+    "batch_size": [0, 1.5],
+    "encoder_layers": [0],
+    "hidden_dim": [-1],
+    "learning_rate": [0.0, float("inf"), float("nan")],
+    "soda_learning_rate": [-1e-3],
+    "temperature_learning_rate": [0.0],
+    "shift_pad": [-1, 0.5],
+    "consistency_weight": [-0.5],
+    "svea_beta": [-1.0],
+    "initial_temperature": [0.0],
+    "encoder_tau": [0.0, 2.0],
+    "soda_tau": [0.0],
+    "soda_batch_size": [1],
+    "decoder_filters": [(64,), (64, 0)],
+    "actor_every": [0],
+    "mask": ["hard"],
+    "mask_fill": ["noise"],
+    "attribution": ["lime"],
+    "attribution_target": ["q2"],
+    "augmentation": ["blur"],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field in BAD for value in BAD[field]])
+def test_settings_that_cannot_work_are_refused(field, value):
+    with pytest.raises((InvalidValueError, UnknownNameError)) as error:
+        AgentSettings(**{field: value})
+    assert str(value) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_picture_too_small_for_the_encoder_is_refused():
+    with pytest.raises(InvalidValueError, match="does not fit"):
+        build_agent("sac", Spec(ACTIONS, image_size=SIZE), replace(SETTINGS, encoder_layers=30), OVERLAY)

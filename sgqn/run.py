@@ -12,7 +12,6 @@ import torch
 
 from sgqn import checkpoint
 from sgqn.agents import Agent, Spec, build_agent, find_agent
-from sgqn.augmentations import random_conv
 from sgqn.config import TrainConfig, versions
 from sgqn.envs.vector import check_device
 from sgqn.errors import DataError
@@ -93,8 +92,7 @@ def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
         spec = spec_of(config, int(loaded.metadata["action_dim"]))
     except KeyError as error:
         raise DataError(f"{folder} was not written by a training run: it has no {error}") from error
-    # The augmentation is for training only; this one needs no pictures.
-    agent = build_agent(config.agent, spec, config.settings, random_conv, seed=config.seed, device=check_device(device))
+    agent = build_agent(config.agent, spec, config.settings, seed=config.seed, device=check_device(device))
     try:
         agent.load_state_dict(loaded.weights)
     except RuntimeError as error:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sgqn import checkpoint, run
-from sgqn.agents import Phase, build_agent, find_agent
+from sgqn.agents import Phase, build_agent, find_agent, no_augmentation
 from sgqn.augmentations import PictureBank, make_augmentation
 from sgqn.config import TrainConfig
 from sgqn.envs.vector import check_device, make_vec
@@ -56,11 +56,15 @@ def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
 def resume(folder: Path, progress: bool = True) -> Path:
     """Go on with a run from its newest checkpoint, or from its beginning where it has none yet."""
     config = run.read_config(folder)
-    found = checkpoint.list_checkpoints(folder)
     trainer = Trainer(config, folder, progress)
-    if found:
-        trainer.load(found[-1])
-    trainer.run()
+    try:
+        if checkpoint.list_checkpoints(folder):
+            trainer.load(checkpoint.find(folder))
+        else:
+            trainer.rewind_logs()
+        trainer.run()
+    finally:
+        trainer.close()
     return folder
 
 
@@ -91,7 +95,7 @@ class Trainer:
             config.agent,
             self.spec,
             settings,
-            make_augmentation(settings.augmentation, self.bank),
+            make_augmentation(settings.augmentation, self.bank) if recipe.augments else no_augmentation,
             seed=config.seed,
             device=self.device,
         )
@@ -99,10 +103,13 @@ class Trainer:
         self.sampler = torch.Generator(self.device).manual_seed(config.seed + 1)
         self.explorer = torch.Generator().manual_seed(config.seed + 2)
         self.step, self.updates = 0, 0
+        self.learn_from = config.warmup_steps
+        self.forgiven = 0  # updates that a run resumed without its replay could not make
         self.obs: Tensor | None = None
         self.returns = np.zeros(config.num_envs)
         self.logs = Logs(folder, config, progress)
         self._stop: signal.Signals | None = None
+        self._saved: tuple[int, int] | None = None  # step and updates of the newest checkpoint
 
     # ---- the loop
 
@@ -129,8 +136,8 @@ class Trainer:
 
     @property
     def due(self) -> int:
-        """Updates that are owed: one per step, once the warm-up is over."""
-        return self.step - self.updates if self.step >= self.config.warmup_steps else 0
+        """Updates that are owed: one per step, once the replay holds enough to learn from."""
+        return self.step - self.forgiven - self.updates if self.step >= self.learn_from else 0
 
     def _iterate(self) -> None:
         """One step of every environment; the updates run while the physics does."""
@@ -219,12 +226,14 @@ class Trainer:
 
     # ---- stopping and going on
 
-    def save(self) -> Path:
-        """Write a checkpoint of everything."""
+    def save(self) -> None:
+        """Write a checkpoint of everything, unless nothing has happened since the last one."""
+        if self._saved == (self.step, self.updates):
+            return
         tag = checkpoint.name(self.step)
         if self.config.save_replay:
             self.replay.save(self.folder / run.REPLAY, tag)
-        folder = checkpoint.save(
+        checkpoint.save(
             self.folder,
             self.step,
             weights=self.agent.state_dict(),
@@ -233,8 +242,9 @@ class Trainer:
             keep=self.config.keep_checkpoints,
         )
         if self.config.save_replay:
-            prune(self.folder / run.REPLAY, [path.name for path in checkpoint.list_checkpoints(self.folder)])
-        return folder
+            kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self.folder)]
+            prune(self.folder / run.REPLAY, [checkpoint.name(step) for step in kept])
+        self._saved = (self.step, self.updates)
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint of this run."""
@@ -242,21 +252,29 @@ class Trainer:
         self.agent.load_state_dict(loaded.weights)
         self.load_state_dict(loaded.state)
         self.step = loaded.step
-        for name in (run.METRICS, run.EVALUATIONS):
-            run.rewind(self.folder / name, self.step)
-        path = self.folder / run.REPLAY
+        self.rewind_logs()
         if loaded.state["replay"]:
-            self.replay = Replay.load(path, folder.name, self.device)
+            self.replay = Replay.load(self.folder / run.REPLAY, checkpoint.name(self.step), self.device)
         else:
             logger.warning("the replay was not kept: the run fills a new one before it learns on")
+            self.learn_from = self.step + self.config.warmup_steps
+            self.forgiven = self.step - self.updates
             self.replay = self._empty_replay()
             assert self.obs is not None
             self.replay.start(self.obs)
+        self._saved = (self.step, self.updates)
+
+    def rewind_logs(self) -> None:
+        """Forget what was logged after this step: it will be said again."""
+        for name in (run.METRICS, run.EVALUATIONS):
+            run.rewind(self.folder / name, self.step)
 
     def state_dict(self) -> dict[str, Any]:
         """What the agent's weights leave out."""
         return {
             "updates": self.updates,
+            "learn_from": self.learn_from,
+            "forgiven": self.forgiven,
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.agent.optimizers.items()},
             "generators": {name: generator.get_state() for name, generator in self._generators().items()},
             "pictures": self.bank.state_dict() if self.bank is not None else None,
@@ -267,7 +285,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates = state["updates"]
+        self.updates, self.learn_from, self.forgiven = (state[k] for k in ("updates", "learn_from", "forgiven"))
         for name, optimizer in self.agent.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         for name, generator in self._generators().items():

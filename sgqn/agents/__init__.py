@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from sgqn.agents.base import Agent, Phase, Spec
 from sgqn.agents.drq import drq
@@ -16,7 +17,7 @@ from sgqn.agents.sgqn import SGQN
 from sgqn.agents.soda import SODA
 from sgqn.agents.svea import SVEA
 from sgqn.augmentations import Augmentation
-from sgqn.errors import UnknownNameError
+from sgqn.errors import SgqnError, UnknownNameError
 
 __all__ = ["AGENTS", "Agent", "AgentSettings", "Phase", "Spec", "build_agent", "find_agent"]
 
@@ -49,6 +50,11 @@ AGENTS: dict[str, Recipe] = {
 }
 
 
+def no_augmentation(obs: Tensor, generator: torch.Generator) -> Tensor:
+    """Stands in where an agent only acts, or has no strong augmentation."""
+    raise SgqnError("this agent was built without an augmentation: it can act, but not learn")
+
+
 def find_agent(name: str) -> Recipe:
     if name not in AGENTS:
         raise UnknownNameError("agent", name, AGENTS)
@@ -59,7 +65,7 @@ def build_agent(
     name: str,
     spec: Spec,
     settings: AgentSettings,
-    augmentation: Augmentation,
+    augmentation: Augmentation = no_augmentation,
     *,
     seed: int = 0,
     device: str | torch.device = "cpu",

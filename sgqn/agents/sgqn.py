@@ -95,14 +95,16 @@ class SGQN(Agent):
         consistency = consistency_loss(values, learner.values(learner.encode(masked), action))
         losses["consistency"] = self.settings.consistency_weight * consistency
         metrics = learner.critic_step(losses)
-        return metrics | {"mask/kept": mask.float().mean()}, mask
+        return metrics | {"mask/kept": mask.mean(dtype=torch.float32)}, mask
 
     def auxiliary_step(self, batch: Batch, mask: Tensor) -> Metrics:
         """L_SL: predict the mask from the augmented picture."""
         features = self.learner.encode(self.augmentation(batch.obs, self.generator))
         logits = self.decoder(self.learner.embed(features), batch.action)
         metrics = minimize(self.optimizers["auxiliary"], {"mask": mask_prediction_loss(logits, mask)})
-        agreement = ((logits.detach() > 0) == (mask > 0.5)).float().mean()
+        agreement = ((logits.detach() > 0) == (mask if mask.dtype == torch.bool else mask > 0.5)).mean(
+            dtype=torch.float32
+        )
         return metrics | {"mask/agreement": agreement}
 
     def traced_features(self, obs: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,244 @@
+"""The loop on runs that take seconds: every agent, repeatability, stopping and going on, divergence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sgqn
+from sgqn import checkpoint, run, training
+from sgqn.agents import AGENTS
+from sgqn.cli import main
+from sgqn.config import TrainConfig, preset
+
+MICRO = [
+    *("--task", "cartpole-swingup", "--preset", "tiny", "--quiet", "--device", "cpu"),
+    *("--steps", "60", "--warmup-steps", "20", "--num-envs", "2", "--action-repeat", "50", "--image-size", "24"),
+    *("--encoder-layers", "2", "--encoder-filters", "4", "--hidden-dim", "16", "--embedding-dim", "8"),
+    *("--decoder-filters", "4", "4", "--batch-size", "8", "--soda-batch-size", "8", "--pictures", "16"),
+    *("--pictures-renewed-every", "32", "--log-every", "10", "--images-every", "20", "--evaluate-every", "30"),
+    *("--evaluate-shifts", "train", "--checkpoint-every", "20", "--replay-capacity", "50"),
+]
+
+
+def micro(out: Path, *extra: str) -> Path:
+    """Train a run of seconds from the command line; returns its folder."""
+    assert main(["train", *MICRO, "--out", str(out), *extra]) == 0
+    return next(out.glob("*/*/*"))
+
+
+def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict], list[dict]]:
+    """What two equal runs must share: final weights, metrics and evaluations, without times."""
+    loaded = checkpoint.load(checkpoint.find(folder))
+    metrics = [
+        {key: value for key, value in line.items() if key not in ("seconds", "steps_per_second")}
+        for line in run.read_lines(folder / run.METRICS)
+    ]
+    return loaded.weights, metrics, list(run.read_lines(folder / run.EVALUATIONS))
+
+
+def assert_same(one: Path, other: Path) -> None:
+    weights, metrics, evaluations = outcome(one)
+    weights_other, metrics_other, evaluations_other = outcome(other)
+    assert weights.keys() == weights_other.keys()
+    for name in weights:
+        assert torch.equal(weights[name], weights_other[name]), name
+    assert metrics == metrics_other
+    assert evaluations == evaluations_other
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) -> None:
+    folder = micro(tmp_path, "--agent", agent)
+    assert folder == tmp_path / "cartpole-swingup" / agent / "0"
+    metrics = list(run.read_lines(folder / run.METRICS))
+    assert [line["step"] for line in metrics] == list(range(10, 70, 10))
+    assert metrics[-1]["updates"] == 58  # one per step: those of the last iteration's steps are not due yet
+    assert all(np.isfinite(line["loss/critic"]) for line in metrics if line["updates"])
+    assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["step_000000040", "step_000000060"]
+    assert list(folder.glob("events.out.tfevents*"))
+    config = json.loads((folder / run.CONFIG).read_text())
+    assert config["versions"]["mujoco"].startswith("3.17")
+
+    loaded = sgqn.load_agent(folder)
+    size = loaded.spec.render_size
+    assert size == (28 if AGENTS[agent].crops else 24)
+    obs = np.zeros((9, size, size), dtype=np.uint8)
+    assert loaded.act(obs).shape == (1,)
+    if agent in ("sgqn", "sac_selfsup"):
+        assert loaded.predict_mask(obs, loaded.act(obs)).shape == obs.shape
+    else:
+        with pytest.raises(sgqn.SgqnError, match="decoder"):
+            loaded.predict_mask(obs, loaded.act(obs))
+    scores = sgqn.evaluate(loaded, "cartpole-swingup", episodes=2, renderer="warp", num_workers=0, action_repeat=50)
+    assert scores.episodes == 2
+    again = sgqn.evaluate(loaded, "cartpole-swingup", episodes=2, renderer="warp", num_workers=0, action_repeat=50)
+    assert again == scores
+
+
+def test_a_seed_repeats_bit_for_bit(tmp_path: Path) -> None:
+    one, two, other = (micro(tmp_path / str(i), "--seed", str(i // 2)) for i in range(3))
+    assert_same(one, two)
+    assert not torch.equal(*(outcome(run_)[0]["learner.log_alpha"] for run_ in (one, other)))
+
+
+@pytest.mark.parametrize("agent", ["sgqn", "svea_soda"])
+def test_a_stopped_run_goes_on_as_if_it_had_not(agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop at several moments, also amid the updates that the warm-up put off, and resume each time."""
+    whole = micro(tmp_path / "whole", "--agent", agent)
+    moments = iter([7, 23, 41, None])
+
+    original = training.Trainer._update
+
+    def update(self: training.Trainer) -> None:
+        original(self)
+        if self.updates == self.stop_at:  # type: ignore[attr-defined]
+            self._stop = signal.SIGTERM
+
+    monkeypatch.setattr(training.Trainer, "_update", update)
+    monkeypatch.setattr(training.Trainer, "stop_at", next(moments), raising=False)
+    code = main(["train", *MICRO, "--agent", agent, "--out", str(tmp_path / "parts")])
+    folder = next((tmp_path / "parts").glob("*/*/*"))
+    for moment in moments:
+        assert code == 128 + signal.SIGTERM
+        monkeypatch.setattr(training.Trainer, "stop_at", moment)
+        code = main(["train", "--resume", str(folder), "--quiet"])
+    assert code == 0
+    assert_same(whole, folder)
+
+
+def test_a_run_without_its_replay_resumes_and_learns_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = training.Trainer._iterate
+
+    def iterate(self: training.Trainer) -> None:
+        original(self)
+        if self.step == 40:
+            self._stop = signal.SIGINT
+
+    monkeypatch.setattr(training.Trainer, "_iterate", iterate)
+    assert main(["train", *MICRO, "--no-save-replay", "--out", str(tmp_path)]) == 130
+    monkeypatch.setattr(training.Trainer, "_iterate", original)
+    folder = next(tmp_path.glob("*/*/*"))
+    assert not (folder / run.REPLAY).exists()
+    assert main(["train", "--resume", str(folder), "--quiet"]) == 0
+    assert list(run.read_lines(folder / run.METRICS))[-1]["step"] == 60
+
+
+def test_sigterm_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sgqn.cli", "train", *MICRO, "--steps", "100000", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    metrics = tmp_path / "cartpole-swingup" / "sgqn" / "0" / run.METRICS
+    deadline = time.monotonic() + 120
+    while not metrics.exists() or metrics.stat().st_size < 1000:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"--resume {metrics.parent}" in errors
+    assert "Traceback" not in errors
+    assert checkpoint.newest_good(metrics.parent) is not None
+
+
+def test_divergence_stops_with_a_diagnosis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = training.Trainer._update
+
+    def update(self: training.Trainer) -> None:
+        original(self)
+        if self.updates == 45:
+            self.logs.metrics({"loss/critic": torch.tensor(float("nan"))})
+
+    monkeypatch.setattr(training.Trainer, "_update", update)
+    assert main(["train", *MICRO, "--out", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "loss/critic is nan" in message
+    assert "step_000000040" in message
+    folder = next(tmp_path.glob("*/*/*"))
+    assert checkpoint.newest_good(folder).name == "step_000000040"
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = micro(tmp_path)
+    newest = checkpoint.find(folder)
+    weights = newest / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    for command in (["train", "--resume", str(folder), "--quiet"], ["evaluate", str(folder), "--episodes", "1"]):
+        assert main(command) == 2
+        message = capsys.readouterr().err
+        assert "weights.safetensors" in message
+        assert "step_000000040" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--task", "walker-wlk"], "walker-walk"),
+        (["--agent", "sgqnn"], "'sgqn'"),
+        (["--steps", "0"], "steps"),
+        (["--rho", "1.5"], "rho"),
+        (["--evaluate-shifts", "video"], "video_easy"),
+        (["--device", "tpu"], "tpu"),
+        (["--resume", "nowhere"], "nowhere"),
+        (["--steps", "many"], "many"),
+        (["--attribution", "magic"], "magic"),
+    ],
+)
+def test_bad_options_give_one_line(
+    arguments: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *MICRO, "--out", str(tmp_path), *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ")
+    assert "\n" not in error
+    assert part in error
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = micro(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert main(["train", *MICRO, "--out", str(tmp_path)]) == 2
+    assert f"--resume {folder}" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_config_survives_json() -> None:
+    for name in ("paper", "tiny"):
+        config = preset(name, "ball_in_cup-catch")
+        assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        assert config.settings.rho == 0.98
+    assert preset("paper", "walker-walk").settings.rho == 0.95
+    with pytest.raises(sgqn.DataError, match="bogus"):
+        TrainConfig.from_dict({**preset("tiny", "walker-walk").to_dict(), "bogus": 1})
+
+
+def test_pictures_do_not_disturb_the_run(tmp_path: Path) -> None:
+    """Looking (images, evaluations) must not change what is learned."""
+    looking = micro(tmp_path / "a")
+    not_looking = micro(tmp_path / "b", "--images-every", "0", "--evaluate-every", "0")
+    weights, other = outcome(looking)[0], outcome(not_looking)[0]
+    assert all(torch.equal(weights[name], other[name]) for name in weights)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_killed_before_the_first_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "cartpole-swingup" / "sgqn" / "0"
+    whole = micro(tmp_path / "whole")
+    folder.mkdir(parents=True)
+    run.write_config(folder, run.read_config(whole))
+    (folder / run.METRICS).write_text('{"step": 10, "upd')
+    assert main(["train", "--resume", str(folder), "--quiet"]) == 0
+    assert_same(whole, folder)

@@ -75,7 +75,9 @@ def main(options: Options) -> None:
         rows.append({"what": f"sgqn, {renderer}", "shift": shift, "envs": count, "steps/s": rate})
     if options.physics:
         for kind, rate in physics_rates(options).items():
-            rows.append({"what": f"physics alone, {kind}", "shift": "-", "envs": max(options.num_envs), "steps/s": rate})
+            rows.append(
+                {"what": f"physics alone, {kind}", "shift": "-", "envs": max(options.num_envs), "steps/s": rate}
+            )
     for row in rows:
         row["times the reference"] = row["steps/s"] / reference if reference and row["shift"] == "video_hard" else None
     show(options, rows)
@@ -128,7 +130,9 @@ def physics_rates(options: Options) -> dict[str, float]:
     from sgqn.envs.workers import WorkerStage
 
     task, count = find_task(options.task), max(options.num_envs)
-    actions = np.random.RandomState(0).uniform(-1, 1, (options.steps, count, Simulation(task, find_shift("train")).action_dim))
+    actions = np.random.RandomState(0).uniform(
+        -1, 1, (options.steps, count, Simulation(task, find_shift("train")).action_dim)
+    )
     stage = WorkerStage(task, "train", count, 8, "warp", torch.device(options.device), masks=False)
     stage.reset(range(count), 0, range(count))
     start = time.perf_counter()

@@ -1,6 +1,6 @@
 """How far Warp's pictures are from OpenGL's: mean absolute difference of 255, and overlap of the ground-truth masks.
 
-    python benchmarks/renderer_fidelity.py            # the paper's five tasks, an episode of random actions each
+python benchmarks/renderer_fidelity.py            # the paper's five tasks, an episode of random actions each
 """
 
 from __future__ import annotations

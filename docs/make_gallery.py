@@ -46,7 +46,7 @@ def sheet(rows: list[tuple[str, list[np.ndarray]]], columns: list[str]) -> Image
         draw.text((MARGIN + x * (SIDE + gap) + SIDE / 2, HEADER / 2), name, "black", font, anchor="mm")
     for y, (name, pictures) in enumerate(rows):
         top = HEADER + y * (SIDE + gap)
-        draw.text((MARGIN - 8, top + SIDE / 2), name, "black", font, anchor="rm")
+        draw.text((MARGIN - 8, top + SIDE / 2), name, "black", font, anchor="rm", align="right")
         for x, picture in enumerate(pictures):
             image.paste(Image.fromarray(picture), (MARGIN + x * (SIDE + gap), top))
     return image

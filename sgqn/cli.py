@@ -23,6 +23,7 @@ from sgqn.errors import DataError, Interrupted, InvalidValueError, SgqnError, Un
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
+    from rich.progress import Progress, TaskID
 
     from sgqn.data import Entry
 
@@ -115,9 +116,7 @@ def _tyro(name: str, what: Any, args: list[str], **options: Any) -> Any:
 
 def _one_line(box: str) -> str:
     """The text of tyro's boxed message, without its frame and its pointer to the help."""
-    text = " ".join(
-        re.sub(r"^[│|]?(.*?)[│|]?$", r"\1", line) for line in box.splitlines() if line[:1] not in "╭╰+"
-    )
+    text = " ".join(re.sub(r"^[│|]?(.*?)[│|]?$", r"\1", line) for line in box.splitlines() if line[:1] not in "╭╰+")
     parts = [" ".join(part.split()) for part in re.split(r"[─-]{8,}", text)]
     return "; ".join(part for part in parts if part and not part.startswith("For full helptext"))
 
@@ -212,7 +211,7 @@ def evaluate(
                 seed,
                 renderer,
                 action_repeat=config.action_repeat,
-                on_step=lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),
+                on_step=functools.partial(_advance, progress, bar),
             )
             line = {"step": checkpoint.step_of(folder), **result.to_dict(), "versions": versions()}
             runs.append_line(home / runs.EVALUATIONS, line)
@@ -225,6 +224,10 @@ def evaluate(
         shown = f"{line['mean']:.0f} ± {line['std']:.0f}"
         table.add_row(line["shift"], shown, str(len(line["returns"])), line["renderer"], line["backgrounds"])
     Console().print(table)
+
+
+def _advance(progress: Progress, bar: TaskID, done: int, total: int) -> None:
+    progress.update(bar, completed=done, total=total)
 
 
 # Data

@@ -115,9 +115,7 @@ def _files_below(root: Path) -> Iterator[str]:
     visited: set[str] = set()
     for folder, folders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
-        folders[:] = (
-            sorted(name for name in folders if not name.startswith(".")) if real not in visited else []
-        )
+        folders[:] = sorted(name for name in folders if not name.startswith(".")) if real not in visited else []
         if real in visited:
             continue
         visited.add(real)
@@ -243,9 +241,7 @@ def _colors_from_torch(content: bytes) -> bytes:
 
     # Arrays from before NumPy 2 name the old home of the same two functions.
     functions: list[Any] = [np._core.multiarray._reconstruct, np._core.multiarray.scalar]  # type: ignore[attr-defined]
-    allowed = [
-        (f, f"{home}.multiarray.{f.__name__}") for f in functions for home in ("numpy.core", "numpy._core")
-    ]
+    allowed = [(f, f"{home}.multiarray.{f.__name__}") for f in functions for home in ("numpy.core", "numpy._core")]
     with torch.serialization.safe_globals([*allowed, np.ndarray, np.dtype, type(np.dtype(np.float64))]):
         value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return json.dumps(_parse_colors(value)).encode()
@@ -280,9 +276,7 @@ def inventory() -> list[Entry]:
 def _video_entry(kind: str) -> Entry:
     clips = video_clips(kind)
     problems = [f"{clip.name} {problem}" for clip in clips if (problem := _clip_problem(clip))]
-    return _entry(
-        kind, data_dir() / "dmcgb" / kind, len(clips) - len(problems), problems, "generated backgrounds"
-    )
+    return _entry(kind, data_dir() / "dmcgb" / kind, len(clips) - len(problems), problems, "generated backgrounds")
 
 
 def _color_entry(kind: str) -> Entry:
@@ -335,9 +329,7 @@ def get(kind: str, source: str, *, progress: bool = True) -> Installed:
         with _progress_bar(progress) as bar, _open_source(source, directory, bar) as items:
             return _install(kind, source, items, directory, bar)
     except OSError as error:
-        raise DataError(
-            f"cannot read or write {error.filename or directory}: {error.strerror or error}"
-        ) from None
+        raise DataError(f"cannot read or write {error.filename or directory}: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager
@@ -618,9 +610,7 @@ def _fetch(url: str, part: Path, bar: Progress, task: TaskID) -> None:
         response = None
     except (ValueError, http.client.InvalidURL) as error:
         raise DataError(f"cannot download {url!r}: {_first_line(error)}") from None
-    if response is None or (
-        offset and response.status == 206 and not _continues(response.headers, offset, state)
-    ):
+    if response is None or (offset and response.status == 206 and not _continues(response.headers, offset, state)):
         if response is not None:
             response.close()
         _forget_download(part)

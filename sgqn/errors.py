@@ -16,9 +16,7 @@ class UnknownNameError(SgqnError, ValueError):
     def __init__(self, kind: str, name: object, valid: Iterable[str]):
         names = sorted(valid)
         near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
-        hint = (
-            f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose one of {', '.join(names)}"
-        )
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose one of {', '.join(names)}"
         super().__init__(f"unknown {kind} {name!r}: {hint}")
 
 

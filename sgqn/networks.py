@@ -68,6 +68,7 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         first, *others = self.convs
+        assert isinstance(first, nn.Conv2d)
         images = obs.to(self.dtype, memory_format=fast_format(obs))
         features = F.conv2d(images, first.weight / 255, first.bias, first.stride)  # that is conv(images / 255)
         for conv in others:

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,7 @@ class Trainer:
             image_size=run.spec_of(config, 1).render_size,
             frame_stack=config.frame_stack,
         )
-        action_dim = self.envs.single_action_space.shape[0]
-        self.spec = run.spec_of(config, action_dim)
+        self.spec = run.spec_of(config, self.envs.action_dim)
         self.bank: PictureBank | None = None
         if recipe.augments and settings.augmentation == "overlay":
             self.bank = PictureBank(config.pictures, config.image_size, config.seed, self.device)
@@ -220,9 +220,12 @@ class Trainer:
                 config.renderer,
                 num_workers=0 if config.evaluate_episodes <= 2 else None,
                 action_repeat=config.action_repeat,
-                on_step=lambda done, total, shift=shift: self.logs.note(f"evaluating {shift} {done}/{total}"),
+                on_step=partial(self._note_evaluation, shift),
             )
             self.logs.evaluation(self.step, result)
+
+    def _note_evaluation(self, shift: str, done: int, total: int) -> None:
+        self.logs.note(f"evaluating {shift} {done}/{total}")
 
     # ---- stopping and going on
 
@@ -320,10 +323,8 @@ class Trainer:
         if self._stop is None:
             return
         self.save()
-        raise Interrupted(
-            f"stopped by {self._stop.name} at step {self.step}; saved: continue with `sgqn train --resume {self.folder}`",
-            128 + self._stop,
-        )
+        how = f"continue with `sgqn train --resume {self.folder}`"
+        raise Interrupted(f"stopped by {self._stop.name} at step {self.step}, saved; {how}", 128 + self._stop)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -344,4 +345,3 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-

@@ -126,9 +126,7 @@ def test_a_reader_that_leaves_is_no_error(store: Path) -> None:
 # sgqn data
 
 
-def test_data_shows_what_is_there_and_how_to_get_the_rest(
-    capsys: pytest.CaptureFixture[str], store: Path
-) -> None:
+def test_data_shows_what_is_there_and_how_to_get_the_rest(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     write_clip(store / "dmcgb" / "video_easy" / "video0.mp4")
     (store / "dmcgb" / "video_easy" / "video1.mp4").touch()
     write_colors(store / "dmcgb" / "color_hard.json", count=100)
@@ -181,9 +179,7 @@ def test_data_as_json(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     }
 
 
-def test_data_in_a_directory_that_is_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_in_a_directory_that_is_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGQN_DATA", "/no/such/[folder]")
     assert "'/no/such/[folder]' is not a directory" in fails(capsys, "data")
 
@@ -206,9 +202,7 @@ def test_data_get_names_the_bad_files_and_fails(
     assert main(["data", "get", "dmcgb", "--from", str(tmp_path / "clone")]) == 2
     shown = capsys.readouterr()
     assert "1 files installed" in shown.out
-    assert shown.err.splitlines()[-1].startswith(
-        "error: 1 damaged files were not installed: video_easy/video1.mp4"
-    )
+    assert shown.err.splitlines()[-1].startswith("error: 1 damaged files were not installed: video_easy/video1.mp4")
     assert [clip.name for clip in data.video_clips("video_easy")] == ["video0.mp4"]
 
 
@@ -279,9 +273,7 @@ def test_preview_film(env: FakeEnv, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["film.mp4"]
 
 
-def test_preview_refuses_before_any_work(
-    capsys: pytest.CaptureFixture[str], env: FakeEnv, tmp_path: Path
-) -> None:
+def test_preview_refuses_before_any_work(capsys: pytest.CaptureFixture[str], env: FakeEnv, tmp_path: Path) -> None:
     assert ".png or .mp4" in fails(capsys, "preview", "--out", str(tmp_path / "a.gif"))
     assert "does not exist" in fails(capsys, "preview", "--out", str(tmp_path / "no" / "a.png"))
     assert "steps must be at least 1, not 0" in fails(capsys, "preview", "--steps", "0")
@@ -289,9 +281,7 @@ def test_preview_refuses_before_any_work(
     assert os.listdir(tmp_path) == []
 
 
-def test_interrupted_preview_leaves_nothing(
-    env: FakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_preview_leaves_nothing(env: FakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(path: Path, *_: object) -> None:
         path.write_text("half")
         raise KeyboardInterrupt

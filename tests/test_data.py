@@ -186,9 +186,7 @@ def test_truncated_clips_are_refused(tmp_path: Path, faststart: bool) -> None:
 
 
 @pytest.mark.parametrize("check", [data.check_clip, data.check_image, data.check_colors])
-def test_empty_missing_and_alien_files_are_refused(
-    tmp_path: Path, check: data.Callable[[Path], None]
-) -> None:
+def test_empty_missing_and_alien_files_are_refused(tmp_path: Path, check: data.Callable[[Path], None]) -> None:
     with pytest.raises(DataError, match="does not exist"):
         check(tmp_path / "missing")
     path = tmp_path / "file"
@@ -280,9 +278,7 @@ def test_get_takes_one_folder_of_clips(store: Path, clone: Path, monkeypatch: py
     assert files(store) == {name for name in CLONE_FILES if "video_hard" in name}
 
 
-def test_get_creates_the_default_directory(
-    tmp_path: Path, clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_creates_the_default_directory(tmp_path: Path, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGQN_DATA", raising=False)
     monkeypatch.setattr(data, "default_data_dir", lambda: tmp_path / "cache" / "sgqn" / "data")
     data.get("dmcgb", str(clone), progress=False)
@@ -327,9 +323,7 @@ def test_get_keeps_the_good_file_that_a_bad_one_would_replace(store: Path, tmp_p
     assert (store / "overlay" / "a.png").read_bytes() == good
 
 
-def test_interrupted_get_leaves_nothing_half_written(
-    store: Path, clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_get_leaves_nothing_half_written(store: Path, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(path: Path) -> None:
         assert path.exists()
         raise KeyboardInterrupt
@@ -360,9 +354,7 @@ def test_get_passes_over_its_own_directory_below_the_source(store: Path, tmp_pat
     assert files(store) == {"overlay/a.png", "overlay/b.png"}
 
 
-@pytest.mark.skipif(
-    os.name == "nt" or getattr(os, "geteuid", lambda: 1)() == 0, reason="root may write anywhere"
-)
+@pytest.mark.skipif(os.name == "nt" or getattr(os, "geteuid", lambda: 1)() == 0, reason="root may write anywhere")
 def test_get_into_a_read_only_directory_is_one_line(store: Path, clone: Path) -> None:
     store.chmod(0o555)
     with pytest.raises(DataError, match="Permission denied"):
@@ -581,9 +573,7 @@ def test_broken_download_resumes_within_a_call(store: Path, server: Server) -> N
     assert files(store) == CLONE_FILES
 
 
-def test_broken_download_resumes_in_the_next_call(
-    store: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_download_resumes_in_the_next_call(store: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "_ATTEMPTS", 1)
     server.cuts = [1000]
     with pytest.raises(DataError, match=r"broke off .*run the same command again"):
@@ -615,9 +605,7 @@ def test_changed_file_starts_over(
     assert files(store) == CLONE_FILES
 
 
-def test_part_of_another_url_is_not_continued(
-    store: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_part_of_another_url_is_not_continued(store: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "_ATTEMPTS", 1)
     server.cuts = [1000]
     with pytest.raises(DataError):

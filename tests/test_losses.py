@@ -26,10 +26,7 @@ def test_soft_td_target_bootstraps_by_each_transitions_discount():
     target = losses.soft_td_target(
         t(reward), t(discount), (t(q1), t(q2)), t(log_pi), torch.tensor(0.3, dtype=torch.float64)
     )
-    expected = [
-        r + d * (min(a, b) - 0.3 * lp)
-        for r, d, a, b, lp in zip(reward, discount, q1, q2, log_pi, strict=True)
-    ]
+    expected = [r + d * (min(a, b) - 0.3 * lp) for r, d, a, b, lp in zip(reward, discount, q1, q2, log_pi, strict=True)]
     np.testing.assert_allclose(target.detach(), expected, rtol=1e-12)
     assert target[2] == reward[2]
 

@@ -82,17 +82,13 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 def test_decoder_with_the_papers_filters():
-    decoder = networks.AttributionDecoder(
-        ACTIONS, channels=3, embedding_dim=10, image_size=24, filters=(64, 64)
-    )
+    decoder = networks.AttributionDecoder(ACTIONS, channels=3, embedding_dim=10, image_size=24, filters=(64, 64))
     assert decoder.conv1.out_channels == 64
     assert decoder(torch.zeros(2, 10), torch.zeros(2, ACTIONS)).shape == (2, 3, 24, 24)
 
 
 def test_decoder_relu_before_upsampling_changes_nothing():
-    decoder = networks.AttributionDecoder(
-        ACTIONS, channels=3, embedding_dim=10, image_size=24, filters=(8, 4)
-    )
+    decoder = networks.AttributionDecoder(ACTIONS, channels=3, embedding_dim=10, image_size=24, filters=(8, 4))
     embedding, action = torch.randn(2, 10), torch.randn(2, ACTIONS)
     x = F.relu(decoder.linear(torch.cat([embedding, action], 1))).view(2, 32, 6, 6)
     for conv in (decoder.conv1, decoder.conv2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -24,7 +24,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     With `masks=True`, `info["mask"]` tells which pixels of each stacked frame show the controlled system.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
     def __init__(
         self,
@@ -49,9 +49,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         renderer = choose_renderer(renderer)
         self._pixels = Pixels(1, image_size, frame_stack, find_shift(shift), device, self.task.episode_steps)
         self._stage = LocalStage(self.task, shift, 1, image_size, renderer, device, masks)
-        self.observation_space = gymnasium.spaces.Box(
-            0, 255, (3 * frame_stack, image_size, image_size), dtype=np.uint8
-        )
+        self.observation_space = gymnasium.spaces.Box(0, 255, (3 * frame_stack, image_size, image_size), dtype=np.uint8)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (self._stage.action_dim,), dtype=np.float32)
         self.metadata = describe(self.metadata, renderer, self._pixels.source, self._stage.agent_step_seconds)
         self._seed, self._episode = seed, -1
@@ -80,7 +78,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._running = not (terminated[0] or truncated[0])
         return self._observation(), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), self._info()
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
+    def render(self) -> np.ndarray | None:
         """The newest frame, as the agent sees it."""
         if self.render_mode != "rgb_array":
             return None

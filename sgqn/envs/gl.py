@@ -32,9 +32,7 @@ class GLRenderer:
         for name in self._simulation.painted:
             texture = mujoco.mj_name2id(self._simulation.model, mujoco.mjtObj.mjOBJ_TEXTURE, name)
             with physics.contexts.gl.make_current() as context:
-                context.call(
-                    mujoco.mjr_uploadTexture, self._simulation.model, physics.contexts.mujoco.ptr, texture
-                )
+                context.call(mujoco.mjr_uploadTexture, self._simulation.model, physics.contexts.mujoco.ptr, texture)
 
     def frame(self) -> np.ndarray:
         """uint8 (size, size, 3)."""

@@ -15,9 +15,7 @@ from sgqn.envs.shifts import Shift
 class Pixels:
     """The last frames of every environment. Each observation it hands out is a tensor of its own."""
 
-    def __init__(
-        self, num_envs: int, size: int, stack: int, shift: Shift, device: torch.device, episode_steps: int
-    ):
+    def __init__(self, num_envs: int, size: int, stack: int, shift: Shift, device: torch.device, episode_steps: int):
         self._shift, self._stack = shift, stack
         self._clips = [0] * num_envs
         self._times = [0] * num_envs

@@ -13,6 +13,4 @@ def register() -> None:
         for shift in SHIFTS:
             name = f"sgqn/{task}-{shift}-v0"
             if name not in gymnasium.registry:
-                gymnasium.register(
-                    id=name, entry_point="sgqn.envs.env:make", kwargs={"task": task, "shift": shift}
-                )
+                gymnasium.register(id=name, entry_point="sgqn.envs.env:make", kwargs={"task": task, "shift": shift})

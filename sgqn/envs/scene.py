@@ -9,6 +9,8 @@ from __future__ import annotations
 import mujoco
 import numpy as np
 
+from sgqn.envs.floor import FloorLight
+
 _VISIBLE_GROUPS = 3  # groups 0..2 are drawn by default
 _SEGMENTS = 32  # capsules kept for one tendon: MuJoCo draws a slack one as a curve of 28
 _AWAY = (0.0, 0.0, -1e4)  # where unused segments lie
@@ -35,6 +37,7 @@ class SceneLayout:
             "cam_mat": (1, 3, 3),
             "light_pos": (self.num_lights, 3),
             "light_dir": (self.num_lights, 3),
+            "floor_light": (1,),
         }
         sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
         self._starts = dict(zip(self._shapes, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
@@ -43,15 +46,14 @@ class SceneLayout:
         self._extra = slice(self.num_static, self.num_static + self.num_extras)
         self._behind = slice(self.num_static + self.num_extras, self.num_geoms)
         self.moving_bodies = _moving_bodies(model)
+        self.floor = FloorLight(model)
         self._tendon_scene: mujoco.MjvScene | None = None
 
     def views(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The quantities inside `rows` (..., size), as views of shape (..., *shape)."""
         lead = rows.shape[:-1]
         return {
-            name: rows[..., self._starts[name] : self._starts[name] + int(np.prod(shape))].reshape(
-                *lead, *shape
-            )
+            name: rows[..., self._starts[name] : self._starts[name] + int(np.prod(shape))].reshape(*lead, *shape)
             for name, shape in self._shapes.items()
         }
 
@@ -77,6 +79,7 @@ class SceneLayout:
         view["cam_mat"][0] = data.cam_xmat[0].reshape(3, 3)
         view["light_pos"][:] = data.light_xpos
         view["light_dir"][:] = data.light_xdir
+        view["floor_light"][0] = self.floor.factor(model, data)
         if self.num_extras:
             extra = {name: view[name][self._extra] for name in ("geom_pos", "geom_mat", "geom_size")}
             self._write_sites(model, data, extra)
@@ -89,7 +92,7 @@ class SceneLayout:
             return model
         spec = mujoco.MjSpec.from_string(xml)
         for site in self.sites:
-            rgba, material = _looks(model, "site", site)
+            rgba, material = _looks(model, "site", int(site))
             spec.worldbody.add_geom(
                 type=mujoco.mjtGeom(int(model.site_type[site])),
                 size=model.site_size[site],
@@ -98,7 +101,7 @@ class SceneLayout:
                 **_GHOST,
             )
         for tendon in self.tendons:
-            rgba, material = _looks(model, "tendon", tendon)
+            rgba, material = _looks(model, "tendon", int(tendon))
             radius = float(model.tendon_width[tendon])
             for _ in range(_SEGMENTS):
                 spec.worldbody.add_geom(

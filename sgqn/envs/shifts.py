@@ -31,8 +31,8 @@ _TEXTURE_COLORS = {
     "skybox_rgb2": ("skybox", "rgb2"),
     "skybox_markrgb": ("skybox", "markrgb"),
 }
-_SKY = {name: KEY_COLOR for name in ("skybox_rgb", "skybox_rgb2", "skybox_markrgb")}
-_FLOOR = {name: KEY_COLOR for name in ("grid_rgb1", "grid_rgb2", "grid_markrgb")}
+_SKY = dict.fromkeys(("skybox_rgb", "skybox_rgb2", "skybox_markrgb"), KEY_COLOR)
+_FLOOR = dict.fromkeys(("grid_rgb1", "grid_rgb2", "grid_markrgb"), KEY_COLOR)
 NUM_GENERATED_COLORS = 100
 
 

@@ -59,25 +59,20 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         on = check_device(device or "cpu")
         renderer = choose_renderer(renderer)
         self.num_envs = num_envs
-        self._pixels = Pixels(
-            num_envs, image_size, frame_stack, find_shift(shift), on, self.task.episode_steps
-        )
+        self._pixels = Pixels(num_envs, image_size, frame_stack, find_shift(shift), on, self.task.episode_steps)
         self._stage: Stage
         if num_workers == 0:
             self._stage = LocalStage(self.task, shift, num_envs, image_size, renderer, on, masks)
         else:
-            self._stage = WorkerStage(
-                self.task, shift, num_envs, image_size, renderer, on, masks, num_workers
-            )
+            self._stage = WorkerStage(self.task, shift, num_envs, image_size, renderer, on, masks, num_workers)
         self.single_observation_space = gymnasium.spaces.Box(
             0, 255, (3 * frame_stack, image_size, image_size), dtype=np.uint8
         )
-        self.single_action_space = gymnasium.spaces.Box(
-            -1.0, 1.0, (self._stage.action_dim,), dtype=np.float32
-        )
+        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (self._stage.action_dim,), dtype=np.float32)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = describe(self.metadata, renderer, self._pixels.source, self._stage.agent_step_seconds)
+        self.action_dim = self._stage.action_dim
         self._seed = seed
         self._episodes: list[int] = []
         self._next_first = 0  # the first episode of a reset that names none

@@ -88,9 +88,7 @@ class _Simulations:
         task = find_task(config["task"], config["action_repeat"])
         gl = config["renderer"] == "gl"
         self._shared = shared
-        self._worlds = {
-            world: Simulation(task, find_shift(config["shift"]), paint=gl) for world in config["worlds"]
-        }
+        self._worlds = {world: Simulation(task, find_shift(config["shift"]), paint=gl) for world in config["worlds"]}
         self._gl = {w: GLRenderer(s, config["size"]) for w, s in self._worlds.items()} if gl else {}
 
     def reset(self, request: dict[str, Any]) -> None:

@@ -93,9 +93,7 @@ def test_colours_share_a_mask():
 def test_frames_can_be_named_for_other_channel_counts():
     attribution = torch.randn(2, 4, 8, 8)
     grey = quantile_mask(attribution, 0.5, frames=4)
-    assert torch.equal(
-        grey, attribution.abs() >= attribution.abs().flatten(2).quantile(0.5, 2)[..., None, None]
-    )
+    assert torch.equal(grey, attribution.abs() >= attribution.abs().flatten(2).quantile(0.5, 2)[..., None, None])
     one = quantile_mask(attribution, 0.5, frames=1)
     assert torch.equal(one, one[:, :1].expand_as(one))
     for bad in (quantile_mask, soft_mask):

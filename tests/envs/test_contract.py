@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import pairwise
 
 import gymnasium
 import numpy as np
@@ -69,7 +70,7 @@ def _check_stacks(observations: list[np.ndarray]) -> None:
     """An observation holds the last three frames; the first one three times the same."""
     assert np.array_equal(observations[0][:3], observations[0][6:])
     assert np.array_equal(observations[0][:3], observations[0][3:6])
-    for before, after in zip(observations[:-1], observations[1:], strict=True):
+    for before, after in pairwise(observations):
         assert np.array_equal(before[3:], after[:6])
 
 

@@ -55,7 +55,11 @@ def test_bad_arguments_are_named(kwargs: dict, parts: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("kwargs", "part"),
-    [({"num_envs": 0}, "num_envs"), ({"num_envs": 1, "device": "tpu"}, "tpu"), ({"num_envs": 1, "device": "meta"}, "meta")],
+    [
+        ({"num_envs": 0}, "num_envs"),
+        ({"num_envs": 1, "device": "tpu"}, "tpu"),
+        ({"num_envs": 1, "device": "meta"}, "meta"),
+    ],
 )
 def test_bad_vector_arguments_are_named(kwargs: dict, part: str) -> None:
     with pytest.raises(sgqn.SgqnError, match=part):

@@ -102,7 +102,9 @@ def test_state_continues_bit_for_bit(num_workers: int) -> None:
     other.close()
 
 
-@pytest.mark.parametrize("task", ["ball_in_cup-catch", "finger-spin", "cartpole-swingup", "reacher-hard", "humanoid-walk"])
+@pytest.mark.parametrize(
+    "task", ["ball_in_cup-catch", "finger-spin", "cartpole-swingup", "reacher-hard", "humanoid-walk"]
+)
 def test_simulation_state_continues_bit_for_bit(task: str) -> None:
     from sgqn.envs.shifts import find_shift
     from sgqn.envs.simulation import Simulation
@@ -125,9 +127,9 @@ def test_a_killed_worker_is_reported_and_leaves_nothing_behind() -> None:
     children = processes(envs)
     os.kill(children[1].pid, signal.SIGKILL)
     start = time.monotonic()
+    children[1].wait()
     with pytest.raises(sgqn.WorkerError, match=r"environments 2-3 was killed by signal 9"):
-        for _ in range(3):
-            envs.step(np.zeros((4, 1)))
+        envs.step(np.zeros((4, 1)))
     assert time.monotonic() - start < 20
     assert all(child.poll() is not None for child in children)
     with pytest.raises(sgqn.WorkerError, match="closed"):
@@ -182,7 +184,8 @@ def _alive(pid: int) -> bool:
 
 def test_workers_do_not_load_torch() -> None:
     code = "import sys, sgqn.envs.worker, sgqn.envs.gl, sgqn.envs.simulation; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("action", [np.zeros((2, 2)), np.full((2, 1), np.nan), np.zeros(2)])

@@ -1,0 +1,336 @@
+"""Time of one SGQN update beside a plain reading of the authors' update, and where ours goes.
+
+    python benchmarks/update_cost.py                    # the paper's sizes on the CPU, some minutes
+    python benchmarks/update_cost.py --tiny             # seconds
+
+The schedule is a cycle of two updates: one with the steps of actor, targets and auxiliary task, one without. The plain
+reading computes the same (checked first): attribution by passes of its own before and after every critic step,
+actor and critic each with a forward pass, ordinary tensors. It is measured a second time without the attributions
+after a critic step that no auxiliary step uses. All are measured alternately in one run; medians.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+
+import sgqn.agents.sgqn
+from sgqn.agents import AgentSettings, Phase, Spec, build_agent
+from sgqn.agents.sgqn import SGQN
+from sgqn.augmentations import overlay, random_shift
+from sgqn.networks import hard_copy
+from sgqn.replay import Batch
+
+CYCLE = (Phase(True, True, True), Phase(False, False, False))
+ACTIONS = 6
+
+
+@dataclass
+class Options:
+    """What to measure."""
+
+    batch_size: int = 128
+    cycles: int = 7
+    """Measured cycles of two updates."""
+    threads: int = 2
+    tiny: bool = False
+    """A small network and batch: a quick look at whether the script works, not a measurement."""
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+def main(options: Options) -> None:
+    torch.set_num_threads(options.threads)
+    settings = AgentSettings(batch_size=options.batch_size)
+    spec = Spec(ACTIONS)
+    if options.tiny:
+        settings = replace(settings, batch_size=8, encoder_layers=4, encoder_filters=8, hidden_dim=64)
+        spec = Spec(ACTIONS, image_size=48, render_size=48)
+    check_same_losses(spec, replace(settings, batch_size=8))
+
+    batch = make_batch(spec, settings.batch_size)
+    ours = make_agent(spec, settings)
+    plain, frugal = PlainReading(ours), PlainReading(ours, attribute_always=False)
+    updates = {"ours": ours.update, "plain reading": plain.update, "plain, no unused attribution": frugal.update}
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for update in updates.values():
+        run_cycle(update, batch)
+    for _ in track(range(options.cycles), description="cycles", disable=options.json):
+        for name, update in updates.items():
+            seconds[name].append(run_cycle(update, batch) / len(CYCLE))
+    shares = parts(ours, batch, max(1, options.cycles // 2))
+    show(options, settings, {name: statistics.median(values) for name, values in seconds.items()}, shares)
+
+
+def show(options: Options, settings: AgentSettings, seconds: dict[str, float], shares: dict[str, float]) -> None:
+    ratios = {name: seconds["ours"] / value for name, value in seconds.items()}
+    if options.json:
+        print(json.dumps({"seconds": seconds, "ours / it": ratios, "shares of ours": shares}, indent=1))
+        return
+    table = Table(title=f"one SGQN update, batch {settings.batch_size}, {options.threads} CPU threads")
+    for column in ("what", "ms", "ours / it"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for name, value in seconds.items():
+        table.add_row(name, f"{value * 1e3:.0f}", f"{ratios[name]:.0%}")
+    where = Table(title="where ours goes")
+    where.add_column("part")
+    where.add_column("share", justify="right")
+    for name, share in sorted(shares.items(), key=lambda item: -item[1]):
+        where.add_row(name, f"{share:.1%}")
+    console = Console(width=100)
+    console.print(table)
+    console.print(where)
+    console.print(f"ours takes {ratios['plain reading']:.0%} of the plain reading")
+
+
+def make_agent(spec: Spec, settings: AgentSettings) -> SGQN:
+    pictures = torch.randint(256, (256, 3, spec.image_size, spec.image_size), dtype=torch.uint8)
+    agent = build_agent("sgqn", spec, settings, partial(overlay, pictures=pictures))
+    assert isinstance(agent, SGQN)
+    with torch.no_grad():  # away from the sparse initialisation, as after some training
+        generator = torch.Generator().manual_seed(1)
+        for parameter in agent.parameters():
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
+    learner: Any = agent.learner
+    hard_copy(learner.target, learner.critic)
+    return agent
+
+
+def make_batch(spec: Spec, size: int) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    shape = (size, spec.channels, spec.image_size, spec.image_size)
+    obs, next_obs = (torch.randint(256, shape, dtype=torch.uint8, generator=generator) for _ in range(2))
+    action = torch.rand(size, ACTIONS, generator=generator) * 2 - 1
+    return Batch(obs, action, torch.rand(size, generator=generator), torch.full((size,), 0.99), next_obs)
+
+
+def run_cycle(update: Callable[[Batch, Phase], object], batch: Batch) -> float:
+    start = time.perf_counter()
+    for phase in CYCLE:
+        update(batch, phase)
+    return time.perf_counter() - start
+
+
+def check_same_losses(spec: Spec, settings: AgentSettings) -> None:
+    """Both compute the same: a cycle with the same weights, batch and random numbers gives the same losses.
+
+    In double precision: Adam's first steps follow the sign of a gradient, however small.
+    """
+    ours = make_agent(spec, settings).double()
+    plain = PlainReading(ours)
+    batch = make_batch(spec, settings.batch_size)
+    for phase in CYCLE:
+        left, right = ours.update(batch, phase), plain.update(batch, phase)
+        for name, value in right.items():
+            torch.testing.assert_close(left[name], value, rtol=1e-4, atol=1e-6, msg=f"{name}: {left[name]}, {value}")
+
+
+# ---- where our time goes
+
+
+def parts(agent: SGQN, batch: Batch, cycles: int) -> dict[str, float]:
+    """Share of each part. Time belongs to the outermost part that it is spent in; the optimiser is always its own."""
+    spent: dict[str, float] = defaultdict(float)
+    stack, since = ["other"], time.perf_counter()
+
+    def switch() -> None:
+        nonlocal since
+        now = time.perf_counter()
+        spent[stack[-1]] += now - since
+        since = now
+
+    @contextmanager
+    def part(name: str) -> Iterator[None]:
+        switch()
+        stack.append(name if stack[-1] == "other" or name == "optimiser" else stack[-1])
+        yield
+        switch()
+        stack.pop()
+
+    def timed(function: Callable, name: str) -> Callable:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with part(name):
+                return function(*args, **kwargs)
+
+        return wrapper
+
+    learner: Any = agent.learner
+    places: list[tuple[Any, str, str]] = [
+        (learner, "augment", "views"),
+        (learner, "td_target", "TD target"),
+        (agent, "traced_features", "forward on obs"),
+        (agent, "attribute", "attribution"),
+        (agent, "mask", "mask"),
+        (sgqn.agents.sgqn, "fill", "mask"),
+        (agent, "fill_value", "mask"),
+        (learner, "encode", "forward on masked obs"),
+        (learner, "values", "forward on masked obs"),
+        (torch.Tensor, "backward", "backward of the critic's losses"),
+        (learner, "actor_step", "actor step"),
+        (agent, "auxiliary_step", "auxiliary step"),
+        (learner, "target_step", "targets"),
+        *((optimizer, "step", "optimiser") for optimizer in agent.optimizers.values()),
+    ]
+    with ExitStack() as patches:
+        for owner, method, name in places:
+            patches.enter_context(patch.object(owner, method, timed(getattr(owner, method), name)))
+        since = time.perf_counter()
+        for _ in range(cycles):
+            run_cycle(agent.update, batch)
+        switch()
+    return {name: value / sum(spent.values()) for name, value in spent.items()}
+
+
+# ---- the authors' update, read plainly
+
+
+class PlainReading:
+    """SG-SAC with the weights of one of our agents: ordinary modules, one pass for each thing that is computed."""
+
+    def __init__(self, agent: SGQN, attribute_always: bool = True):
+        learner: Any = agent.learner
+        self.settings = settings = agent.settings
+        self.attribute_always = attribute_always
+        self.augmentation = agent.augmentation
+        self.generator = torch.Generator()
+        self.generator.set_state(agent.generator.get_state())
+        self.log_alpha = learner.log_alpha.detach().clone().requires_grad_()
+        critic, actor, decoder = copy.deepcopy((learner.critic, learner.actor, agent.decoder))
+        convs = [layer for conv in critic.encoder.convs for layer in (nn.ReLU(), conv)][1:]
+        self.cnn = nn.Sequential(*convs)
+        self.projection = project(critic.projection)
+        self.q1, self.q2 = critic.heads.q1, critic.heads.q2
+        self.critic = nn.ModuleList([self.cnn, self.projection, self.q1, self.q2])
+        self.actor = nn.ModuleList([project(actor.projection), actor.head.layers])
+        self.target = copy.deepcopy(self.critic)
+        self.decoder = nn.Sequential(
+            decoder.linear,
+            nn.Unflatten(1, decoder.base_shape),
+            *(nn.ReLU(), decoder.conv1, nn.Upsample(scale_factor=2)),
+            *(nn.ReLU(), decoder.conv2, nn.Upsample(scale_factor=2)),
+            *(nn.ReLU(), decoder.conv3),
+        )
+        auxiliary = nn.ModuleList([self.cnn, self.projection, self.decoder])
+        self.critic_adam = torch.optim.Adam(self.critic.parameters(), settings.learning_rate)
+        self.actor_adam = torch.optim.Adam(self.actor.parameters(), settings.learning_rate)
+        self.alpha_adam = torch.optim.Adam([self.log_alpha], settings.temperature_learning_rate, betas=(0.5, 0.999))
+        self.auxiliary_adam = torch.optim.Adam(auxiliary.parameters(), settings.auxiliary_learning_rate)
+
+    def update(self, batch: Batch, phase: Phase) -> dict[str, Tensor]:
+        dtype, pad = self.log_alpha.dtype, self.settings.shift_pad
+        obs = random_shift(batch.obs, self.generator, pad).to(dtype)
+        next_obs = random_shift(batch.next_obs, self.generator, pad).to(dtype)
+        losses = self.update_critic(obs, next_obs, batch)
+        if phase.auxiliary or self.attribute_always:
+            mask = self.mask(self.attribution(obs, batch.action))
+        if phase.actor:
+            losses |= self.update_actor(obs)
+        if phase.targets:
+            with torch.no_grad():
+                taus = [self.settings.encoder_tau] * 2 + [self.settings.critic_tau] * 2
+                for tau, target, online in zip(taus, self.target, self.critic, strict=True):
+                    for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+                        slow.copy_(tau * fast + (1 - tau) * slow)
+        if phase.auxiliary:
+            augmented = self.augmentation(obs, self.generator).to(dtype)
+            embedding = self.projection(self.cnn(augmented / 255).flatten(1))
+            logits = self.decoder(torch.cat([embedding, batch.action], 1))
+            losses["loss/mask"] = loss = F.binary_cross_entropy_with_logits(logits, mask.to(dtype))
+            self.auxiliary_adam.zero_grad()
+            loss.backward()
+            self.auxiliary_adam.step()
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def update_critic(self, obs: Tensor, next_obs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        share = torch.rand((), generator=self.generator)
+        with torch.no_grad():
+            action, log_pi = self.policy(next_obs)
+            target = torch.min(*self.values(self.target, next_obs, action)) - self.log_alpha.exp() * log_pi
+            target = batch.reward + batch.discount * target
+        values = self.values(self.critic, obs, batch.action)
+        loss = sum(F.mse_loss(q, target) for q in values)
+        mask = self.mask(self.attribution(obs, batch.action))
+        masked = obs * mask
+        masked[mask < 1] = (obs.min() + share * (obs.max() - obs.min())).to(obs.dtype)
+        of_masked = self.values(self.critic, masked, batch.action)
+        consistency = sum(F.mse_loss(q, m) for q, m in zip(values, of_masked, strict=True))
+        consistency = self.settings.consistency_weight * consistency
+        self.critic_adam.zero_grad()
+        (loss + consistency).backward()
+        self.critic_adam.step()
+        return {"loss/critic": loss, "loss/consistency": consistency}
+
+    def update_actor(self, obs: Tensor) -> dict[str, Tensor]:
+        action, log_pi = self.policy(obs, detach=True)
+        q = torch.min(*self.values(self.critic, obs, action, detach=True))
+        actor_loss = (self.log_alpha.exp().detach() * log_pi - q).mean()
+        self.actor_adam.zero_grad()
+        actor_loss.backward()
+        self.actor_adam.step()
+        alpha_loss = (self.log_alpha.exp() * (-log_pi + ACTIONS).detach()).mean()
+        self.alpha_adam.zero_grad()
+        alpha_loss.backward()
+        self.alpha_adam.step()
+        return {"loss/actor": actor_loss, "loss/temperature": alpha_loss}
+
+    def values(self, critic: nn.ModuleList, obs: Tensor, action: Tensor, detach: bool = False) -> tuple[Tensor, Tensor]:
+        cnn, projection, q1, q2 = critic
+        features = cnn(obs / 255).flatten(1)
+        joined = torch.cat([projection(features.detach() if detach else features), action], 1)
+        return q1(joined).squeeze(1), q2(joined).squeeze(1)
+
+    def policy(self, obs: Tensor, detach: bool = False) -> tuple[Tensor, Tensor]:
+        projection, layers = self.actor
+        features = self.cnn(obs / 255).flatten(1)
+        mu, log_std = layers(projection(features.detach() if detach else features)).chunk(2, 1)
+        log_std = -10 + 6 * (torch.tanh(log_std) + 1)
+        noise = torch.randn(mu.shape, generator=self.generator)
+        sample = mu + noise * log_std.exp()
+        log_slope = 2 * (math.log(2) - sample - F.softplus(-2 * sample))  # log(1 - tanh^2), exact where tanh saturates
+        log_pi = torch.distributions.Normal(0, 1).log_prob(noise) - log_std - log_slope
+        return torch.tanh(sample), log_pi.sum(1)
+
+    def attribution(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Guided backpropagation of the first critic, with hooks on the ReLUs and passes of its own."""
+        relus = [layer for net in (self.cnn, self.q1) for layer in net if isinstance(layer, nn.ReLU)]
+        hooks = [relu.register_full_backward_hook(lambda _, grad, __: (F.relu(grad[0]),)) for relu in relus]
+        obs = obs.detach().requires_grad_()
+        value, _ = self.values(self.critic, obs, action)
+        (attribution,) = torch.autograd.grad(value.sum(), obs)
+        for hook in hooks:
+            hook.remove()
+        return attribution
+
+    def mask(self, attribution: Tensor) -> Tensor:
+        masks = []
+        for frame in attribution.split(3, dim=1):
+            strength = frame.abs().amax(1)
+            threshold = torch.quantile(strength.flatten(1), self.settings.rho, 1)
+            masks.append((strength >= threshold[:, None, None]).unsqueeze(1).repeat(1, 3, 1, 1))
+        return torch.cat(masks, 1)
+
+
+def project(projection: Any) -> nn.Sequential:
+    return nn.Sequential(projection.linear, projection.norm, nn.Tanh())
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -266,13 +266,13 @@ class PlainReading:
             target = torch.min(*self.values(self.target, next_obs, action)) - self.log_alpha.exp() * log_pi
             target = batch.reward + batch.discount * target
         values = self.values(self.critic, obs, batch.action)
-        loss = sum(F.mse_loss(q, target) for q in values)
+        loss = torch.stack([F.mse_loss(q, target) for q in values]).sum()
         mask = self.mask(self.attribution(obs, batch.action))
         masked = obs * mask
         masked[mask < 1] = (obs.min() + share * (obs.max() - obs.min())).to(obs.dtype)
         of_masked = self.values(self.critic, masked, batch.action)
-        consistency = sum(F.mse_loss(q, m) for q, m in zip(values, of_masked, strict=True))
-        consistency = self.settings.consistency_weight * consistency
+        errors = [F.mse_loss(q, masked_q) for q, masked_q in zip(values, of_masked, strict=True)]
+        consistency = self.settings.consistency_weight * torch.stack(errors).sum()
         self.critic_adam.zero_grad()
         (loss + consistency).backward()
         self.critic_adam.step()
@@ -311,7 +311,7 @@ class PlainReading:
     def attribution(self, obs: Tensor, action: Tensor) -> Tensor:
         """Guided backpropagation of the first critic, with hooks on the ReLUs and passes of its own."""
         relus = [layer for net in (self.cnn, self.q1) for layer in net if isinstance(layer, nn.ReLU)]
-        hooks = [relu.register_full_backward_hook(lambda _, grad, __: (F.relu(grad[0]),)) for relu in relus]
+        hooks = [relu.register_full_backward_hook(positive_part) for relu in relus]
         obs = obs.detach().requires_grad_()
         value, _ = self.values(self.critic, obs, action)
         (attribution,) = torch.autograd.grad(value.sum(), obs)
@@ -326,6 +326,10 @@ class PlainReading:
             threshold = torch.quantile(strength.flatten(1), self.settings.rho, 1)
             masks.append((strength >= threshold[:, None, None]).unsqueeze(1).repeat(1, 3, 1, 1))
         return torch.cat(masks, 1)
+
+
+def positive_part(_: nn.Module, gradient: Any, __: Any) -> tuple[Tensor]:
+    return (F.relu(gradient[0]),)
 
 
 def project(projection: Any) -> nn.Sequential:

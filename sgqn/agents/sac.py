@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sgqn.agents.base import Learner, Losses, Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.base import Losses, Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.learner import Learner
 from sgqn.agents.settings import AgentSettings
 from sgqn.augmentations import Augmentation, center_crop
 from sgqn.losses import actor_loss, critic_loss, soft_td_target, temperature_loss

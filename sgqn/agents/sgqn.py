@@ -7,7 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sgqn.agents.base import Agent, Learner, Metrics, Phase, adam, minimize
+from sgqn.agents.base import Agent, Metrics, Phase, adam, minimize
+from sgqn.agents.learner import Learner
 from sgqn.attribution import (
     METHODS,
     differentiable,
@@ -67,7 +68,7 @@ class SGQN(Agent):
         metrics, mask = self.critic_step(batch)
         auxiliary = phase.auxiliary and self.selfsup
         if auxiliary and (mask is None or self.settings.recompute_attribution):
-            # The actor's step leaves the convolutions as they are: one forward pass serves both.
+            # Attributed with the weights that the critic step left, as the actor sees them: one pass serves both.
             obs, features = self.traced_features(batch.obs)
             mask = self.mask(self.attribute(obs, features, batch.action)[1])
         elif phase.actor:
@@ -102,10 +103,8 @@ class SGQN(Agent):
         features = self.learner.encode(self.augmentation(batch.obs, self.generator))
         logits = self.decoder(self.learner.embed(features), batch.action)
         metrics = minimize(self.optimizers["auxiliary"], {"mask": mask_prediction_loss(logits, mask)})
-        agreement = ((logits.detach() > 0) == (mask if mask.dtype == torch.bool else mask > 0.5)).mean(
-            dtype=torch.float32
-        )
-        return metrics | {"mask/agreement": agreement}
+        salient = mask if mask.dtype == torch.bool else mask > 0.5
+        return metrics | {"mask/agreement": ((logits.detach() > 0) == salient).mean(dtype=torch.float32)}
 
     def traced_features(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """The observation as a leaf, and features whose ReLUs can also be read backwards in the guided way."""

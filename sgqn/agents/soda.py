@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sgqn.agents.base import Agent, Learner, Metrics, Phase, adam, minimize
+from sgqn.agents.base import Agent, Metrics, Phase, adam, minimize
+from sgqn.agents.learner import Learner
 from sgqn.augmentations import Augmentation
 from sgqn.errors import InvalidValueError
 from sgqn.losses import byol_loss

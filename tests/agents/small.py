@@ -73,7 +73,9 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
 def changed(module: nn.Module, before: dict[str, Tensor]) -> set[str]:
     """Names of what differs from a snapshot, up to the first two dots."""
     return {
-        ".".join(name.split(".")[:3]) for name, value in module.state_dict().items() if not torch.equal(value, before[name])
+        ".".join(name.split(".")[:3])
+        for name, value in module.state_dict().items()
+        if not torch.equal(value, before[name])
     }
 
 

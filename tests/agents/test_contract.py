@@ -38,9 +38,7 @@ def run(agent, steps: int = 4, start: int = 0):
 
 
 def test_the_nine_agents():
-    assert set(NAMES) == {
-        *("sac", "drq", "rad", "soda", "svea", "svea_soda", "sgqn", "sac_consistency", "sac_selfsup")
-    }
+    assert set(NAMES) == {*("sac", "drq", "rad", "soda", "svea", "svea_soda", "sgqn", "sac_consistency", "sac_selfsup")}
     assert {name for name in NAMES if AGENTS[name].crops} == {"rad", "soda"}
     assert {name for name in NAMES if AGENTS[name].augments} == {"soda", "svea", "svea_soda", "sgqn", "sac_selfsup"}
     with pytest.raises(UnknownNameError, match="did you mean 'sgqn'"):
@@ -135,7 +133,9 @@ def test_addresses_stay_and_batches_are_left_as_they_are(name):
     run(agent, 2)
 
     def addresses():
-        state = [tensor for optimizer in agent.optimizers.values() for s in optimizer.state.values() for tensor in s.values()]
+        state = [
+            tensor for optimizer in agent.optimizers.values() for s in optimizer.state.values() for tensor in s.values()
+        ]
         return [tensor.data_ptr() for tensor in [*agent.state_dict().values(), *state]]
 
     before = addresses()
@@ -233,7 +233,14 @@ def test_act_takes_numpy_and_torch_one_and_many(name):
 def test_observations_of_another_shape_are_refused(name):
     agent = small(name)
     size = agent.spec.render_size
-    for shape in ((3, size, size), (9, size, size - 1), (9, size + 4, size + 4), (size, size, 9), (size, size), (1, 1, 9, size, size)):
+    for shape in (
+        (3, size, size),
+        (9, size, size - 1),
+        (9, size + 4, size + 4),
+        (size, size, 9),
+        (size, size),
+        (1, 1, 9, size, size),
+    ):
         with pytest.raises(InvalidValueError, match=rf"\(9, {size}, {size}\).*not \({shape[0]}, "):
             agent.act(np.zeros(shape, dtype=np.uint8))
 

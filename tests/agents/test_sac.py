@@ -169,7 +169,9 @@ def test_the_actor_leaves_the_convolutions_alone_unless_asked():
         batch = batch_for(agent)
         critic = snapshot(agent.critic)
         agent.actor_step(agent.actor_features(batch.obs))
-        moved = {key.split(".")[0] for key, value in agent.critic.state_dict().items() if not torch.equal(value, critic[key])}
+        moved = {
+            key.split(".")[0] for key, value in agent.critic.state_dict().items() if not torch.equal(value, critic[key])
+        }
         assert moved == ({"encoder"} if trains else set())
 
 

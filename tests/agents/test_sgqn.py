@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sgqn.agents import AgentSettings, Phase, Spec
-from sgqn.agents.base import Learner, Losses, adam
+from sgqn.agents.base import Losses, adam
+from sgqn.agents.learner import Learner
 from sgqn.agents.sgqn import SGQN
 from sgqn.attribution import guided_backprop
 from sgqn.networks import Encoder, Projection, frozen_copy
@@ -77,7 +78,9 @@ def test_critic_gradient_is_the_learners_plus_lambda_times_consistency(weight):
     ours = gradients(agent.learner.critic)
     assert ours.keys() == expected.keys()
     for name, value in ours.items():
-        torch.testing.assert_close(value, expected[name] + weight * of_consistency[name], rtol=1e-6, atol=1e-9, msg=name)
+        torch.testing.assert_close(
+            value, expected[name] + weight * of_consistency[name], rtol=1e-6, atol=1e-9, msg=name
+        )
         if not name.endswith("4.bias"):  # an offset of both values is no inconsistency
             assert not torch.allclose(value, expected[name], rtol=1e-3), name
 

@@ -78,9 +78,10 @@ def main(options: Options) -> int:
         while True:
             has_begun = (where / run.CONFIG).exists()
             process = start(["--resume", str(where), "--quiet"] if has_begun else [*shape, "--out", str(killed)])
+            began = time.monotonic()
             try:
-                # Start-up takes most of a short run: moments spread over all of it, some before it trains at all.
-                code = process.wait(timeout=moments.uniform(0.3, 0.8 * length) if kills < options.kills else None)
+                # Moments spread over a whole run, its start-up included.
+                code = process.wait(timeout=moments.uniform(0.3, 0.7 * length) if kills < options.kills else None)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
@@ -93,6 +94,7 @@ def main(options: Options) -> int:
                 console.print(f"after {kills} kills the run did not resume (exit code {code})")
                 return 1
             resumed += 1
+            length = min(length, time.monotonic() - began) if not has_begun else length
             if kills >= options.kills:
                 break
             # It finished before the next kill: begin another run to be killed.

@@ -3,8 +3,8 @@
     python benchmarks/learning.py --agent sgqn --out docs/learning
 
 A picture shows a bright square on a cluttered background, somewhere from left to right. The action is a number in
-[-1, 1]; the reward is 1 - |action - position|. Every episode is one step. Agent, replay and augmentation are those of real
-training. Printed and drawn against the number of updates: the return of the deterministic policy on the training
+[-1, 1]; the reward is 1 - |action - position|. Every episode is one step. Agent, replay and augmentation are those of
+real training. Printed and drawn against the number of updates: the return of the deterministic policy on the training
 backgrounds and on backgrounds never seen, beside that of random actions, and the share of the attribution mask that
 lies on the square, beside the square's share of the picture.
 """

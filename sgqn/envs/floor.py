@@ -1,8 +1,9 @@
 """How bright OpenGL draws a floor.
 
-OpenGL lights a plane at the corners of its grid's cells and interpolates between them. A grid has at most 200 cells each
-way, so on walker's floor of 500 metres a spotlight may fall between corners and hardly be seen; a ray caster lights every
-point. The ratio of the two over the visible part of the floor makes a ray caster's floor look like OpenGL's.
+OpenGL lights a plane at the corners of its grid's cells and interpolates between them. A grid has at most 200 cells
+each way, so on walker's floor of 500 metres a spotlight may fall between corners and hardly be seen; a ray caster
+lights every point. The ratio of the two over the visible part of the floor makes a ray caster's floor look like
+OpenGL's.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class _Worker:
         self.worlds: list[int] = config["worlds"]
         self._connection, theirs = socket.socketpair()
         self._connection.settimeout(ANSWER_SECONDS)
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115: closed in `join`
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `join`)
         config = {**config, "connection": theirs.fileno(), "memory": shared.descriptor}
         environment = {
             **os.environ,

@@ -45,8 +45,10 @@ class Options:
     shifts: list[str] = field(default_factory=lambda: ["train", "video_hard"])
     renderers: list[str] = field(default_factory=lambda: ["gl", "warp"])
     num_envs: list[int] = field(default_factory=lambda: [1, 2, 8, 16])
-    steps: int = 40
+    steps: int = 60
     """Timed steps of every environment."""
+    windows: int = 3
+    """In so many windows, each with a reset, between which the reference is timed."""
     device: str = "cpu"
     """Where observations are made."""
     reference: bool = True
@@ -58,11 +60,7 @@ class Options:
 
 def main(options: Options) -> None:
     rows: list[dict] = []
-    reference = None
-    if options.reference and gl_error() is None:
-        seconds = reference_seconds(options.task, options.steps)
-        reference = 1 / seconds
-        rows.append({"what": "reference pipeline", "shift": "video_hard", "envs": 1, "steps/s": reference})
+    reference = Reference(options.task) if options.reference and gl_error() is None else None
     cases = [
         (renderer, shift, count)
         for shift in options.shifts
@@ -71,15 +69,15 @@ def main(options: Options) -> None:
         if renderer != "gl" or gl_error() is None
     ]
     for renderer, shift, count in track(cases, description="environments", disable=options.json):
-        rate = our_rate(options, renderer, shift, count)
-        rows.append({"what": f"sgqn, {renderer}", "shift": shift, "envs": count, "steps/s": rate})
+        rate, times = our_rate(options, renderer, shift, count, reference if shift == "video_hard" else None)
+        rows.append({"what": f"sgqn, {renderer}", "shift": shift, "envs": count, "steps/s": rate, "times": times})
+    if reference is not None:
+        row = {"what": "reference pipeline", "shift": "video_hard", "envs": 1, "steps/s": reference.rate, "times": 1.0}
+        rows.insert(0, row)
     if options.physics:
         for kind, rate in physics_rates(options).items():
-            rows.append(
-                {"what": f"physics alone, {kind}", "shift": "-", "envs": max(options.num_envs), "steps/s": rate}
-            )
-    for row in rows:
-        row["times the reference"] = row["steps/s"] / reference if reference and row["shift"] == "video_hard" else None
+            count = max(options.num_envs)
+            rows.append({"what": f"physics alone, {kind}", "shift": "-", "envs": count, "steps/s": rate, "times": None})
     show(options, rows)
 
 
@@ -92,15 +90,20 @@ def show(options: Options, rows: list[dict]) -> None:
     for name in ("what", "shift", "envs", "steps/s", "times the reference"):
         table.add_column(name, justify="left" if name in ("what", "shift") else "right")
     for row in rows:
-        times = row["times the reference"]
+        times = row["times"]
         table.add_row(
             row["what"], row["shift"], str(row["envs"]), f"{row['steps/s']:,.0f}", f"{times:.1f}" if times else ""
         )
     Console(width=100).print(table)
 
 
-def our_rate(options: Options, renderer: str, shift: str, count: int) -> float:
-    """Agent steps/s: a single environment through `make`, several through `make_vec`."""
+def our_rate(
+    options: Options, renderer: str, shift: str, count: int, reference: Reference | None
+) -> tuple[float, float | None]:
+    """Agent steps/s (one environment through `make`, several through `make_vec`), and times the reference's.
+
+    Windows of ours and of the reference alternate, so that a machine whose speed wanders slows both; medians count.
+    """
     task = find_task(options.task)
     synchronize = torch.cuda.synchronize if options.device.startswith("cuda") else lambda: None
     env: sgqn.envs.PixelEnv | sgqn.envs.PixelVectorEnv
@@ -112,17 +115,23 @@ def our_rate(options: Options, renderer: str, shift: str, count: int) -> float:
     env.reset(seed=0)
     for action in actions[:5]:
         env.step(action)
-    start = time.perf_counter()
-    env.reset()
-    synchronize()
-    reset = time.perf_counter() - start
-    start = time.perf_counter()
-    for action in actions:
-        env.step(action)
-    synchronize()
-    step = (time.perf_counter() - start) / options.steps
+    rates, ratios = [], []
+    for window in np.array_split(actions, options.windows):
+        start = time.perf_counter()
+        env.reset()
+        env._pixels.settle()  # decoding ahead is a reset's cost, not that of a short window's steps
+        synchronize()
+        reset = time.perf_counter() - start
+        start = time.perf_counter()
+        for action in window:
+            env.step(action)
+        synchronize()
+        step = (time.perf_counter() - start) / len(window)
+        rates.append(count * task.episode_steps / (task.episode_steps * step + reset))
+        if reference is not None:
+            ratios.append(rates[-1] / reference.measure())
     env.close()
-    return count * task.episode_steps / (task.episode_steps * step + reset)
+    return float(np.median(rates)), float(np.median(ratios)) if ratios else None
 
 
 def physics_rates(options: Options) -> dict[str, float]:
@@ -156,35 +165,50 @@ def physics_rates(options: Options) -> dict[str, float]:
 # ---- the reference pipeline, written plainly --------------------------------------------------------------------
 
 
-def reference_seconds(task_name: str, steps: int) -> float:
-    """Seconds an agent step of video_hard takes, the reset's share included."""
-    task = find_task(task_name)
-    simulation = Simulation(task, find_shift("video_hard"))
-    clips = video_files()
-    frames: list[np.ndarray] = []
-    random = np.random.RandomState(0)
+class Reference:
+    """OpenGL, a chroma key pixel by pixel, a decode at every reset; one environment in one process."""
 
-    def observe(clip: np.ndarray, index: int) -> np.ndarray:
-        picture = simulation.physics.render(84, 84, camera_id=0)
+    def __init__(self, task_name: str):
+        self._task = find_task(task_name)
+        self._simulation = Simulation(self._task, find_shift("video_hard"))
+        self._clips = video_files()
+        self._frames: list[np.ndarray] = []
+        self._random = np.random.RandomState(0)
+        self._rates: list[float] = []
+        self._episode = 0
+        self._reset()  # makes the OpenGL context
+
+    @property
+    def rate(self) -> float:
+        return float(np.median(self._rates))
+
+    def measure(self, steps: int = 8) -> float:
+        """Agent steps/s over a window: a reset and some steps, in the proportion of an episode."""
+        start = time.perf_counter()
+        clip = self._reset()
+        reset = time.perf_counter() - start
+        start = time.perf_counter()
+        for index in range(steps):
+            self._simulation.step(self._random.uniform(-1, 1, self._simulation.action_dim))
+            self._observe(clip, index + 1)
+        step = (time.perf_counter() - start) / steps
+        self._rates.append(1 / (step + reset / self._task.episode_steps))
+        return self._rates[-1]
+
+    def _reset(self) -> np.ndarray:
+        self._episode += 1
+        self._simulation.reset(self._episode)
+        clip = read_video(self._clips[self._episode % len(self._clips)])
+        self._observe(clip, 0)
+        return clip
+
+    def _observe(self, clip: np.ndarray, index: int) -> np.ndarray:
+        picture = self._simulation.physics.render(84, 84, camera_id=0)
         background = torch.from_numpy(clip[index % len(clip)]).permute(2, 0, 1)[None].float() / 255
         background = F.interpolate(background, size=(84, 84), mode="bilinear", align_corners=False)
         behind = (background * 255).byte()[0].permute(1, 2, 0).numpy()
-        frames.append(green_screen(picture, behind))
-        return np.concatenate([frame.transpose(2, 0, 1) for frame in frames[-3:]])
-
-    simulation.reset(0)
-    observe(read_video(clips[0]), 0)  # makes the OpenGL context
-    start = time.perf_counter()
-    simulation.reset(1)
-    clip = read_video(clips[1 % len(clips)])
-    observe(clip, 0)
-    reset = time.perf_counter() - start
-    start = time.perf_counter()
-    for index in range(steps):
-        simulation.step(random.uniform(-1, 1, simulation.action_dim))
-        observe(clip, index + 1)
-    step = (time.perf_counter() - start) / steps
-    return step + reset / task.episode_steps
+        self._frames = [*self._frames[-2:], green_screen(picture, behind)]
+        return np.concatenate([frame.transpose(2, 0, 1) for frame in self._frames])
 
 
 def green_screen(picture: np.ndarray, background: np.ndarray) -> np.ndarray:

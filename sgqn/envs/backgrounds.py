@@ -82,6 +82,13 @@ class Backgrounds:
                 self._prefetcher = threading.Thread(target=self._prefetch_wanted, daemon=True)
                 self._prefetcher.start()
 
+    def settle(self) -> None:
+        """Wait until the background thread has loaded what it was asked for."""
+        with self._lock:
+            thread = self._prefetcher
+        if thread is not None:
+            thread.join()
+
     @property
     def cached_bytes(self) -> int:
         """How much the clips that are held now take."""

@@ -67,6 +67,11 @@ class Pixels:
             self.masks = torch.cat([self.masks[:, 1:], masks[:, None]], dim=1)
         return self.observations
 
+    def settle(self) -> None:
+        """Wait for the clips that are being decoded ahead."""
+        if self._backgrounds is not None:
+            self._backgrounds.settle()
+
     def state(self) -> dict[str, Tensor]:
         state = {"observations": self.observations.cpu(), "times": torch.tensor(self._times)}
         state["clips"] = torch.tensor(self._clips)

@@ -34,6 +34,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from sgqn.errors import DataError, InvalidValueError
+from sgqn.files import write_atomically
 
 FORMAT = 1
 CHUNK_BYTES = 64 << 20  # frames in one file, before compression: bounds the memory that saving needs
@@ -415,7 +416,7 @@ class Replay:
 
         chunks = {"frames": [c._asdict() for c in frames], "rows": [c._asdict() for c in rows]}
         body = {"format": FORMAT, "config": self.config(), **counters, **chunks}
-        _write_file(path, json.dumps({"sha256": _digest(body), "body": body}, indent=1).encode())
+        write_atomically(path, json.dumps({"sha256": _digest(body), "body": body}, indent=1).encode())
         self._saved = _Saved(folder, frames, rows)
         prune(folder)
 
@@ -547,18 +548,8 @@ def _covers(chunks: list[_Chunk], first: int, end: int) -> bool:
 def _write_chunk(folder: Path, kind: str, first: int, end: int, data: bytes, coding: str) -> _Chunk:
     sha256 = hashlib.sha256(data).hexdigest()
     name = f"{kind}-{first:012d}-{sha256[:16]}.bin"
-    _write_file(folder / name, data)
+    write_atomically(folder / name, data)
     return _Chunk(name, first, end, len(data), sha256, coding)
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    """Write beside, flush to the disk, rename: `path` is never half-written."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _manifest_path(folder: Path, tag: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from sgqn.agents import Agent, Spec, build_agent, find_agent
 from sgqn.config import TrainConfig, versions
 from sgqn.envs.vector import check_device
 from sgqn.errors import DataError
+from sgqn.files import write_atomically
 
 CONFIG, METRICS, EVALUATIONS, REPLAY = "config.json", "metrics.jsonl", "evaluations.jsonl", "replay"
 
@@ -65,15 +65,6 @@ def rewind(path: Path, step: int) -> None:
     if path.exists():
         kept = [json.dumps(line) + "\n" for line in read_lines(path) if line.get("step", 0) <= step]
         write_atomically(path, "".join(kept))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def spec_of(config: TrainConfig, action_dim: int) -> Spec:

@@ -547,7 +547,7 @@ def test_a_kill_between_any_two_file_operations_leaves_the_last_save(
     class KillError(Exception):
         pass
 
-    write_file = module._write_file
+    write_file = module.write_atomically
     for survive in range(4):
         folder = tmp_path / str(survive)
         world, replay = filled(steps=5)
@@ -563,7 +563,7 @@ def test_a_kill_between_any_two_file_operations_leaves_the_last_save(
             left[0] -= 1
             write_file(path, data)
 
-        monkeypatch.setattr(module, "_write_file", dying)
+        monkeypatch.setattr(module, "write_atomically", dying)
         killed = survive < 3  # frames, transitions, manifest
         if killed:
             with pytest.raises(KillError):

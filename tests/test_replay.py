@@ -570,7 +570,7 @@ def test_a_kill_between_any_two_file_operations_leaves_the_last_save(
                 replay.save(folder)
         else:
             replay.save(folder)
-        monkeypatch.setattr(module, "_write_file", write_file)
+        monkeypatch.setattr(module, "write_atomically", write_file)
         resumed = Replay.load(folder)
         assert_same(everything(resumed), before if killed else everything(replay))
         resumed.save(folder)

@@ -102,7 +102,7 @@ class TrainOptions:
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: Literal["paper", "tiny"] = "paper"
-    """paper: the paper's hyperparameters. tiny: small networks, about a minute on two CPU cores."""
+    """paper: the paper's hyperparameters. tiny: small networks, a minute or two on two CPU cores."""
     out: Path = Path("runs")
     """Where runs are kept."""
     resume: Path | None = None
@@ -112,7 +112,7 @@ class TrainOptions:
 
 
 def preset(name: str, task: str) -> TrainConfig:
-    """`paper`: the paper's table for the task. `tiny`: a small network that trains in about a minute on two cores."""
+    """`paper`: the paper's table for the task. `tiny`: a small network that trains in a minute or two on two cores."""
     rho = RHO.get(task.partition("-")[0], 0.95)
     if name == "paper":
         return TrainConfig(task=task, settings=AgentSettings(rho=rho))

@@ -1,0 +1,1 @@
+"""From runs to evidence: the paper's numbers, statistics over runs."""

@@ -1,0 +1,260 @@
+"""Runs read back from their folders: configuration, evaluations, learning curve."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from sgqn.config import TrainConfig, preset
+from sgqn.envs.tasks import find_task
+from sgqn.errors import DataError, InvalidValueError, SgqnError
+from sgqn.evaluation import Evaluation
+from sgqn.run import CONFIG, EVALUATIONS, METRICS, read_config, read_lines
+
+T = TypeVar("T")
+
+WITHOUT_RHO = ("sac", "drq", "rad", "soda", "svea", "svea_soda")
+"""Agents without a mask: the rho in their configuration means nothing."""
+
+_LEARNING = ("image_size", "frame_stack", "replay_capacity")
+"""What, beside the agent's settings, changes how well a run can learn; the number of steps is told by itself."""
+
+
+@dataclass(frozen=True)
+class RunEvaluation(Evaluation):
+    """An evaluation of a run's agent as it was after `step` training steps."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean return of the training episodes that ended before each step, and the wall time until then."""
+
+    steps: tuple[int, ...]
+    returns: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, finished or not."""
+
+    path: Path
+    config: TrainConfig
+    evaluations: tuple[RunEvaluation, ...] = ()
+    """In the order in which they were made."""
+    curve: Curve = Curve((), (), ())
+    steps: int = 0
+    """How far the run has come, by its log."""
+    seconds: float = 0.0
+    """The wall time that this took, evaluations included."""
+
+    @property
+    def task(self) -> str:
+        return self.config.task
+
+    @property
+    def agent(self) -> str:
+        return self.config.agent
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def action_repeat(self) -> int:
+        return find_task(self.task, self.config.action_repeat).action_repeat
+
+    @property
+    def rho(self) -> float | None:
+        """The quantile of the attribution's mask; None for agents that have none."""
+        return None if self.agent in WITHOUT_RHO else self.config.settings.rho
+
+    @cached_property
+    def other_settings(self) -> tuple[str, ...]:
+        """What differs from the preset `paper`, beside steps, action repeat and rho."""
+        ours, papers = self.config, preset("paper", self.task)
+        names = [field.name for field in dataclasses.fields(ours.settings) if field.name != "rho"]
+        return tuple(
+            [name for name in _LEARNING if getattr(ours, name) != getattr(papers, name)]
+            + [name for name in names if getattr(ours.settings, name) != getattr(papers.settings, name)]
+        )
+
+    def evaluation(self, shift: str) -> RunEvaluation | None:
+        """The one that counts: of the newest step that with the most episodes; then OpenGL's, then the latest."""
+        found = [evaluation for evaluation in self.evaluations if evaluation.shift == shift]
+        return max(reversed(found), key=_rank, default=None)
+
+
+class Found(NamedTuple):
+    """The runs in some folders, and one line about everything there that could not be used."""
+
+    runs: list[Run]
+    warnings: list[str]
+
+
+def find_runs(paths: str | Path | Iterable[str | Path]) -> Found:
+    """Every run at or below the paths, each once. Raises `DataError` if there is none that can be read."""
+    paths = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not paths:
+        raise InvalidValueError("no folder of runs given")
+    runs: dict[Path, Run] = {}
+    warnings: list[str] = []
+    for path in map(Path, paths):
+        folders = list(_folders(path, warnings))
+        if not folders and path.is_dir():
+            warnings.append(f"no run in {path}: no folder there has a {CONFIG}")
+        for folder in folders:
+            if folder.resolve() not in runs:
+                try:
+                    runs[folder.resolve()] = _read(folder, warnings)
+                except DataError as error:
+                    warnings.append(str(error))
+    warnings = list(dict.fromkeys(warnings))
+    if not runs:
+        more = f" (and {len(warnings) - 1} more that cannot be used)" if len(warnings) > 1 else ""
+        raise DataError(warnings[0] + more)
+    found = sorted(runs.values(), key=lambda run: (run.task, run.agent, run.seed, str(run.path)))
+    return Found(found, warnings + list(_doubles(found)))
+
+
+def with_settings(runs: Iterable[Run], *, action_repeat: int | None = None, rho: float | None = None) -> list[Run]:
+    """The runs with this action repeat and rho; where None, those with the paper's for their task."""
+    return [
+        run
+        for run in runs
+        if run.action_repeat == (action_repeat or find_task(run.task).action_repeat)
+        and (run.rho is None or math.isclose(run.rho, own_rho(run.task) if rho is None else rho))
+    ]
+
+
+def own_rho(task: str) -> float:
+    """The paper's rho for a task."""
+    return preset("paper", task).settings.rho
+
+
+def by_seed(runs: Iterable[Run], task: str, agent: str, shift: str) -> dict[int, Run]:
+    """Seed -> run, of those evaluated in the shift; of two with one seed the one evaluated later, as in a run."""
+    found: dict[int, tuple[tuple[int, int, bool], Run]] = {}
+    for run in runs:
+        evaluation = run.evaluation(shift) if (run.task, run.agent) == (task, agent) else None
+        if evaluation is not None and (run.seed not in found or _rank(evaluation) > found[run.seed][0]):
+            found[run.seed] = _rank(evaluation), run
+    return {seed: found[seed][1] for seed in sorted(found)}
+
+
+def scores(runs: Iterable[Run], shift: str) -> dict[str, dict[str, dict[int, float]]]:
+    """Task -> agent -> seed -> mean return in the shift. Narrow the runs down `with_settings` first."""
+    runs = list(runs)
+    table: dict[str, dict[str, dict[int, float]]] = {}
+    for task, agent in dict.fromkeys((run.task, run.agent) for run in runs):
+        for seed, run in by_seed(runs, task, agent, shift).items():
+            evaluation = run.evaluation(shift)
+            assert evaluation is not None
+            table.setdefault(task, {}).setdefault(agent, {})[seed] = evaluation.mean
+    return table
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _rank(evaluation: RunEvaluation) -> tuple[int, int, bool]:
+    return evaluation.step, evaluation.episodes, evaluation.renderer == "gl"
+
+
+def _folders(path: Path, warnings: list[str]) -> Iterator[Path]:
+    """The folders with a configuration, in order; what lies in a run's folder is its own."""
+    if not path.is_dir():
+        warnings.append(f"{path} is not a folder" if path.exists() else f"{path} does not exist")
+        return
+    for folder, below, files in os.walk(path, onerror=lambda error: warnings.append(f"cannot read {error.filename}")):
+        below.sort()
+        if CONFIG in files:
+            below.clear()
+            yield Path(folder)
+
+
+def _read(folder: Path, warnings: list[str]) -> Run:
+    config = _config(folder)
+    metrics = _parsed(folder / METRICS, _metric, warnings)
+    ended = [line for line in metrics if math.isfinite(line.mean_return)]
+    curve = Curve(
+        steps=tuple(line.step for line in ended),
+        returns=tuple(line.mean_return for line in ended),
+        seconds=tuple(line.seconds for line in ended),
+    )
+    last = metrics[-1] if metrics else _Metric(0, math.nan, 0.0)
+    evaluations = _parsed(folder / EVALUATIONS, partial(_evaluation, config.task), warnings)
+    return Run(folder, config, tuple(evaluations), curve, last.step, last.seconds)
+
+
+def _config(folder: Path) -> TrainConfig:
+    try:
+        config = read_config(folder)
+        if not isinstance(config.agent, str) or not isinstance(config.seed, int):
+            raise InvalidValueError(f"agent {config.agent!r}, seed {config.seed!r}")
+        return config
+    except (SgqnError, OSError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(reason if str(folder) in reason else f"{folder / CONFIG} is damaged: {reason}") from error
+
+
+def _parsed(path: Path, parse: Callable[[dict[str, Any]], T], warnings: list[str]) -> list[T]:
+    """The lines of a log; what is not what it should be is passed over, with one warning."""
+    found: list[T] = []
+    wrong = 0
+    try:
+        for line in read_lines(path):
+            try:
+                found.append(parse(line))
+            except (KeyError, TypeError, ValueError, OverflowError):
+                wrong += 1
+    except (OSError, UnicodeDecodeError) as error:
+        warnings.append(f"{path} is damaged: {' '.join(str(error).split())}")
+    if wrong:
+        warnings.append(f"{path}: {wrong} line{'s' * (wrong > 1)} passed over: a number is missing or not finite")
+    return found
+
+
+class _Metric(NamedTuple):
+    step: int
+    mean_return: float
+    """nan if no episode ended."""
+    seconds: float
+
+
+def _metric(line: dict[str, Any]) -> _Metric:
+    return _Metric(int(line["step"]), float(line.get("episode/return", math.nan)), _finite(line["seconds"]))
+
+
+def _evaluation(task: str, line: dict[str, Any]) -> RunEvaluation:
+    returns = tuple(_finite(value) for value in line["returns"])
+    if line["task"] != task or not returns:
+        raise ValueError
+    names = [str(line[name]) for name in ("shift", "renderer", "backgrounds")]
+    return RunEvaluation(task, names[0], int(line["seed"]), names[1], names[2], returns, int(line["step"]))
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError
+    return number
+
+
+def _doubles(runs: list[Run]) -> Iterator[str]:
+    """A word about runs that only one of can stand in a table."""
+    first: dict[tuple[Any, ...], Run] = {}
+    for run in runs:
+        before = first.setdefault((run.task, run.agent, run.seed, run.action_repeat, run.rho), run)
+        if before is not run:
+            yield (
+                f"{before.path} and {run.path} are runs of the same task, agent and seed: "
+                "of each shift the one evaluated after more steps counts"
+            )

@@ -1,0 +1,614 @@
+"""The paper's tables with our runs in them, and what the same runs tell beyond the paper.
+
+A cell has our number, the paper's and their difference. Which runs it counts follows from their configuration: the
+paper's action repeat and rho of the task, or those that the table is about. Footnotes say what makes a number of ours
+not quite the paper's: fewer steps or seeds, generated backgrounds, another renderer, other settings.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sgqn.envs.tasks import SHIFTS, find_task
+from sgqn.results import paper
+from sgqn.results.paper import AVERAGE, Score
+from sgqn.results.runs import Run, RunEvaluation, by_seed, own_rho, with_settings
+from sgqn.results.statistics import Interval, bootstrap_interval, generalization_gap, summarize
+
+NO_RUN = "no run"
+INCOMPLETE = "incomplete"
+"""An average or a margin of which only a part has runs."""
+UNDEFINED = "undefined"
+"""A percentage of a training score that is 0."""
+ALL = "all"
+"""Stands for the task or the shift in a cell about all of them."""
+MARGIN = "Δ"
+"""The column with SGQN's distance from the best other agent."""
+
+TITLES = {
+    "video": "Video easy and video hard",
+    "ablation": "Ablation",
+    "action_repeat": "Action repeat 4",
+    "robots": "Robots",
+    "rho": "Quantile ρ",
+    "svea_soda": "SVEA + SODA",
+    "hours": "Hours per run",
+    "other": "Not in the paper",
+    "interquartile_mean": "Interquartile mean over tasks",
+    "gap": "Generalisation gap",
+}
+"""Every table that there can be, in order."""
+
+_CLIPS = re.compile(r"(\d+) of (\d+) clips")
+
+CSV_COLUMNS = (
+    *("table", "task", "shift", "agent", "column", "quantity"),
+    *("ours_mean", "ours_std", "ours_low", "ours_high", "seeds", "runs"),
+    *("paper_mean", "paper_std", "difference"),
+    *("renderer", "backgrounds", "steps", "episodes"),
+)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number of ours: with its deviation over seeds, or with an interval."""
+
+    mean: float
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one run gives to a cell; no evaluation where the cell is about the training itself."""
+
+    run: Run
+    evaluation: RunEvaluation | None = None
+
+    @property
+    def step(self) -> int:
+        return self.evaluation.step if self.evaluation else self.run.steps
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Our number and the paper's, either of which may be missing, and the runs behind ours."""
+
+    task: str
+    shift: str
+    agent: str
+    column: str
+    quantity: str = "score"
+    """score, margin, hours, steps, interquartile mean, gap or relative gap."""
+    ours: Value | None = None
+    paper: Score | None = None
+    percent: float | None = None
+    """Where the paper's table has percentages: ours."""
+    paper_percent: float | None = None
+    samples: tuple[Sample, ...] = ()
+    digits: int = 0
+    notes: tuple[int, ...] = ()
+    """Numbers of the table's footnotes."""
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.ours is None or self.paper is None else self.ours.mean - self.paper.mean
+
+    @property
+    def seeds(self) -> int:
+        """Runs behind the number; where several tasks, shifts or agents are, the fewest behind one of them."""
+        groups = Counter((s.run.task, s.run.agent, s.evaluation and s.evaluation.shift) for s in self.samples)
+        return min(groups.values(), default=0)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple({sample.run.path: sample.run for sample in self.samples}.values())
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(run.task for run in self.runs))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(sorted({sample.step for sample in self.samples}))
+
+    @property
+    def evaluations(self) -> tuple[RunEvaluation, ...]:
+        return tuple(sample.evaluation for sample in self.samples if sample.evaluation)
+
+    def ours_text(self) -> str:
+        if self.ours is None:
+            return NO_RUN if not self.samples else UNDEFINED if self.quantity == "relative gap" else INCOMPLETE
+        text = _number(self.ours.mean, self.digits, signed=self.quantity == "margin")
+        if self.ours.std is not None:
+            text += f" ± {_number(self.ours.std, self.digits)}"
+        if self.ours.low is not None and self.ours.high is not None:
+            text += f" [{_number(self.ours.low, self.digits)}, {_number(self.ours.high, self.digits)}]"
+        text += _percent(self.percent, signed=self.quantity == "score")
+        if self.quantity == "steps":
+            return text
+        if self.task == ALL:
+            return f"{text} ({_count(self.tasks, 'task')}, {_count(self.runs, 'run')})"
+        return f"{text} (n = {self.seeds})"
+
+    def paper_text(self) -> str:
+        """Empty where the paper has no such number."""
+        if self.paper is None:
+            return ""
+        if self.quantity == "hours":
+            return f"about {self.paper.mean:g}"
+        text = _number(self.paper.mean, self.digits, signed=self.quantity == "margin")
+        if self.paper.std is not None:
+            text += f" ± {_number(self.paper.std, self.digits)}"
+        return text + _percent(self.paper_percent, signed=self.quantity == "score")
+
+    def difference_text(self) -> str:
+        return "" if self.difference is None else _number(self.difference, self.digits, signed=True)
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """Cells beside each other, in the order of the table's columns."""
+
+    labels: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """One table; `footnotes[i]` is number i + 1."""
+
+    name: str
+    caption: str
+    headers: tuple[str, ...]
+    """Of the rows' labels."""
+    columns: tuple[str, ...]
+    rows: tuple[ResultRow, ...]
+    footnotes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.name]
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for row in self.rows for cell in row.cells]
+
+
+def tables(runs: Iterable[Run]) -> list[ResultTable]:
+    """Every table for which the runs have at least one number; `left_out` names the others."""
+    runs = list(runs)
+    own = with_settings(runs)
+    papers = [_paper_table(table, runs) for table in paper.tables()]
+    used = {of_run for table in papers for of_run in _evaluated(table.cells)}
+    found = [*papers, _hours(own), _other(runs, used), _interquartile_means(own), _gaps(own)]
+    return [_with_footnotes(table) for table in found if any(cell.ours for cell in table.cells)]
+
+
+def left_out(found: Iterable[ResultTable]) -> list[str]:
+    """The titles of the tables that are not among those found: no run has a number for them."""
+    names = {table.name for table in found}
+    return [title for name, title in TITLES.items() if name not in names]
+
+
+# ---------------------------------------------------------------- the paper's tables
+
+
+def _paper_table(table: paper.Table, runs: list[Run]) -> ResultTable:
+    pools = [with_settings(runs, action_repeat=table.action_repeat, rho=column.rho) for column in table.columns]
+    scores: dict[tuple[str, str], list[Cell]] = {}
+    for row in table.rows:
+        cells = [
+            _score(pool, row.task, row.shift, column.agent) for pool, column in zip(pools, table.columns, strict=True)
+        ]
+        scores[row.task, row.shift] = cells
+    for row in table.averages:
+        members = [scores[member.task, member.shift] for member in table.averaged(row)]
+        scores[row.task, row.shift] = [_average(row, list(cells)) for cells in zip(*members, strict=True)]
+    columns = [column.title for column in table.columns] + [MARGIN] * (table.base in ("second best", "best"))
+    rows = [_beside_the_paper(table, row, scores[row.task, row.shift]) for row in _in_print_order(table)]
+    return ResultTable(table.name, table.caption, ("task", "shift"), tuple(columns), tuple(rows))
+
+
+def _in_print_order(table: paper.Table) -> list[paper.Row]:
+    """An average stands below its rows where these follow each other, else at the end."""
+    order = list(table.rows)
+    for average in table.averages:
+        members = table.averaged(average)
+        end = order.index(members[-1]) + 1
+        together = order[end - len(members) : end] == members
+        order.insert(end if together else len(order), average)
+    return order
+
+
+def _score(runs: list[Run], task: str, shift: str, agent: str) -> Cell:
+    """Mean and deviation over seeds of an agent's runs."""
+    samples = _samples(runs, task, shift, agent)
+    return Cell(task, shift, agent, agent, ours=_summary(_means(samples)), samples=samples)
+
+
+def _samples(runs: Iterable[Run], task: str, shift: str, agent: str) -> tuple[Sample, ...]:
+    return tuple(Sample(run, run.evaluation(shift)) for run in by_seed(runs, task, agent, shift).values())
+
+
+def _means(samples: Iterable[Sample]) -> list[float]:
+    return [sample.evaluation.mean for sample in samples if sample.evaluation]
+
+
+def _summary(values: Sequence[float]) -> Value | None:
+    """One run alone has no deviation."""
+    if not values:
+        return None
+    summary = summarize(values)
+    return Value(summary.mean, summary.std if summary.runs > 1 else None)
+
+
+def _average(row: paper.Row, cells: list[Cell]) -> Cell:
+    """The mean of the cells' means, if all are there. Over shifts, the deviation of the runs' own averages."""
+    samples = tuple(sample for cell in cells for sample in cell.samples)
+    means = [cell.ours.mean for cell in cells if cell.ours]
+    ours = None
+    if len(means) == len(cells):
+        ours = Value(summarize(means).mean)
+        if row.shift == AVERAGE and len({tuple(run.path for run in cell.runs) for cell in cells}) == 1:
+            of_runs = zip(*(_means(cell.samples) for cell in cells), strict=True)
+            ours = _summary([summarize(of_run).mean for of_run in of_runs])
+    return Cell(row.task, row.shift, cells[0].agent, cells[0].agent, ours=ours, samples=samples)
+
+
+def _beside_the_paper(table: paper.Table, row: paper.Row, cells: list[Cell]) -> ResultRow:
+    ours = {column.name: cell.ours.mean for column, cell in zip(table.columns, cells, strict=True) if cell.ours}
+    beside = []
+    for column, cell in zip(table.columns, cells, strict=True):
+        change = row.changes.get(column.name) if table.base == "sac" else None
+        beside.append(
+            replace(
+                cell,
+                column=column.name,
+                paper=row.scores[column.name],
+                percent=_change(table, ours, column.name)[1] if change else None,
+                paper_percent=change.percent if change else None,
+                digits=table.digits,
+            )
+        )
+    if table.base in ("second best", "best"):
+        beside.append(_margin(table, row, cells, ours))
+    return ResultRow((row.task, row.shift), tuple(beside))
+
+
+def _margin(table: paper.Table, row: paper.Row, cells: list[Cell], ours: dict[str, float]) -> Cell:
+    """SGQN's distance from the best of the others, where all have runs."""
+    printed = row.changes["sgqn"]
+    difference, percent = _change(table, ours, "sgqn")
+    return Cell(
+        row.task,
+        row.shift,
+        "sgqn",
+        MARGIN,
+        "margin",
+        ours=None if difference is None else Value(difference),
+        paper=None if printed.difference is None else Score(printed.difference),
+        percent=None if percent is None else abs(percent),
+        paper_percent=printed.percent,
+        samples=tuple(sample for cell in cells for sample in cell.samples),
+        digits=table.digits,
+    )
+
+
+def _change(table: paper.Table, ours: dict[str, float], column: str) -> tuple[float | None, float | None]:
+    """Our difference from what the table compares with, and as a percentage of what it takes percentages of."""
+    others = {column.name for column in table.columns} - {column}
+    needed = {"sac"} if table.base == "sac" else others
+    if not needed | {column} <= ours.keys():
+        return None, None
+    base = max(ours[name] for name in needed)
+    whole = max(base, ours[column]) if table.base == "best" else base
+    difference = ours[column] - base
+    return difference, 100 * difference / abs(whole) if whole else None
+
+
+def _hours(runs: list[Run]) -> ResultTable:
+    """Measured wall time of each agent's longest runs, over dm_control's tasks, and how many steps that was."""
+    runs = _of_suite(runs)
+    rows = []
+    for agent in _agents(runs, paper.HOURS):
+        longest = max((run.steps for run in runs if run.agent == agent), default=0)
+        timed = [run for run in runs if run.agent == agent and run.steps == longest > 0]
+        hours = _summary([run.seconds / 3600 for run in timed])
+        printed = Score(paper.HOURS[agent]) if agent in paper.HOURS else None
+        samples = tuple(Sample(run) for run in timed)
+        cells = (
+            Cell(ALL, "train", agent, "hours", "hours", hours, printed, samples=samples, digits=2),
+            Cell(
+                *(ALL, "train", agent, "steps", "steps"),
+                ours=Value(longest) if timed else None,
+                paper=Score(paper.STEPS) if printed else None,
+                samples=samples,
+            ),
+        )
+        rows.append(ResultRow((_title(agent),), cells))
+    caption = (
+        "Wall time of a run as measured, evaluations included, on the machine that made it; "
+        f"the paper's on {paper.HARDWARE}."
+    )
+    return ResultTable("hours", caption, ("agent",), ("hours", "steps"), tuple(rows))
+
+
+# ---------------------------------------------------------------- beyond the paper
+
+
+def _other(runs: list[Run], used: set[tuple[Path, str]]) -> ResultTable:
+    """Every evaluation that no table of the paper has a place for: other tasks, shifts, agents, settings.
+
+    Their rows and columns are filled up with what the paper's tables have.
+    """
+    variants: dict[str, list[Run]] = {}
+    for run in runs:
+        variants.setdefault(_variant(run), []).append(run)
+    new: set[tuple[str, str, str]] = set()
+    for name, members in variants.items():
+        for task, shift in {(run.task, evaluation.shift) for run in members for evaluation in run.evaluations}:
+            samples = _samples(members, task, shift, members[0].agent)
+            if not all((sample.run.path, shift) in used for sample in samples):
+                new.add((task, shift, name))
+    shifts = _shifts(runs)
+    keys = sorted({(task, shift) for task, shift, _ in new}, key=lambda key: (key[0], shifts.index(key[1])))
+    columns = [name for name in variants if name in {name for _, _, name in new}]
+    rows = []
+    for task, shift in keys:
+        cells = [_score(variants[name], task, shift, variants[name][0].agent) for name in columns]
+        named = (replace(c, column=name, digits=_digits(task)) for c, name in zip(cells, columns, strict=True))
+        rows.append(ResultRow((task, shift), tuple(named)))
+    caption = "Our scores that no table of the paper has a place for."
+    return ResultTable("other", caption, ("task", "shift"), tuple(columns), tuple(rows))
+
+
+def _variant(run: Run) -> str:
+    """The agent, and what of action repeat and rho is not the paper's for the task."""
+    repeat = f", action repeat {run.action_repeat}" if run.action_repeat != find_task(run.task).action_repeat else ""
+    rho = "" if run.rho is None or run.rho == own_rho(run.task) else f", ρ = {run.rho:g}"
+    return _title(run.agent) + repeat + rho
+
+
+def _interquartile_means(runs: list[Run]) -> ResultTable:
+    runs = _of_suite(runs)
+    shifts, agents = _shifts(runs), _agents(runs)
+    rows = []
+    for agent in agents:
+        cells = []
+        for shift in shifts:
+            of_task = {task: _samples(runs, task, shift, agent) for task in _tasks(runs)}
+            scores = {task: _means(samples) for task, samples in of_task.items() if samples}
+            ours = _value(bootstrap_interval(scores)) if scores else None
+            samples = tuple(sample for part in of_task.values() for sample in part)
+            cells.append(Cell(ALL, shift, agent, shift, "interquartile mean", ours, samples=samples))
+        rows.append(ResultRow((_title(agent),), tuple(cells)))
+    caption = (
+        "Mean of the middle half of all runs of all tasks of dm_control, with the 95 % interval of a bootstrap "
+        "stratified by task."
+    )
+    return ResultTable("interquartile_mean", caption, ("agent",), shifts, tuple(rows))
+
+
+def _gaps(runs: list[Run]) -> ResultTable:
+    runs = _of_suite(runs)
+    shifts = tuple(shift for shift in _shifts(runs) if shift != "train")
+    rows = [
+        ResultRow((_title(agent),), tuple(cell for shift in shifts for cell in _gap(runs, agent, shift)))
+        for agent in _agents(runs)
+    ]
+    columns = tuple(title for shift in shifts for title in (shift, f"{shift}, % of train"))
+    caption = (
+        "What a shift costs: training score minus shifted score of the same runs, mean over the tasks of dm_control, "
+        "with 95 % bootstrap intervals; then as a percentage of the training score."
+    )
+    return ResultTable("gap", caption, ("agent",), columns, tuple(rows))
+
+
+def _gap(runs: list[Run], agent: str, shift: str) -> list[Cell]:
+    """Absolute and relative, over the runs with a score in both scenes."""
+    both: list[tuple[Sample, Sample]] = []
+    for task in _tasks(runs):
+        train = {sample.run.path: sample for sample in _samples(runs, task, "train", agent)}
+        shifted = {sample.run.path: sample for sample in _samples(runs, task, shift, agent)}
+        both += [(train[path], shifted[path]) for path in train if path in shifted]
+    before: dict[str, dict[Hashable, float]] = {}
+    after: dict[str, dict[Hashable, float]] = {}
+    for pair in both:
+        for part, sample in zip((before, after), pair, strict=True):
+            part.setdefault(sample.run.task, {})[sample.run.seed] = _means([sample])[0]
+    gap = generalization_gap(before, after) if both else None
+    samples = tuple(sample for pair in both for sample in pair)
+    relative = gap and gap.relative
+    values = (_value(gap.absolute) if gap else None, _value(relative, 100) if relative else None)
+    return [
+        Cell(ALL, shift, agent, shift, quantity, value, samples=samples)
+        for quantity, value in zip(("gap", "relative gap"), values, strict=True)
+    ]
+
+
+def _value(interval: Interval, scale: float = 1) -> Value:
+    return Value(scale * interval.value, low=scale * interval.low, high=scale * interval.high)
+
+
+def _of_suite(runs: Iterable[Run]) -> list[Run]:
+    """The runs of dm_control's tasks. The robots have other rewards, and train for fewer steps."""
+    return [run for run in runs if run.task not in paper.ROBOT_TASKS]
+
+
+def _agents(runs: Iterable[Run], also: Iterable[str] = ()) -> list[str]:
+    """Those of the paper in its order, then others."""
+    there = {run.agent for run in runs} | set(also)
+    return [*(agent for agent in paper.TITLES if agent in there), *sorted(there - paper.TITLES.keys())]
+
+
+def _tasks(runs: Iterable[Run]) -> list[str]:
+    return list(dict.fromkeys(run.task for run in runs))
+
+
+def _shifts(runs: Iterable[Run]) -> tuple[str, ...]:
+    there = {evaluation.shift for run in runs for evaluation in run.evaluations}
+    return (*(shift for shift in SHIFTS if shift in there), *sorted(there - set(SHIFTS)))
+
+
+def _title(agent: str) -> str:
+    return paper.TITLES.get(agent, agent)
+
+
+def _digits(task: str) -> int:
+    return int(task in paper.ROBOT_TASKS)
+
+
+def _evaluated(cells: Iterable[Cell]) -> Iterator[tuple[Path, str]]:
+    return ((s.run.path, s.evaluation.shift) for cell in cells for s in cell.samples if s.evaluation)
+
+
+# ---------------------------------------------------------------- footnotes
+
+
+def _with_footnotes(table: ResultTable) -> ResultTable:
+    """Number what there is to say about the cells, in the order in which it first comes up."""
+    said: dict[str, set[int | str]] = {}
+    numbers: dict[str, int] = {}
+    rows = []
+    for row in table.rows:
+        cells = []
+        for cell in row.cells:
+            mine = list(_notes(table, cell)) if cell.ours else []
+            for head, value in mine:
+                numbers.setdefault(head, len(numbers) + 1)
+                said.setdefault(head, set()).update([value] if value else [])
+            cells.append(replace(cell, notes=tuple(sorted({numbers[head] for head, _ in mine}))))
+        rows.append(replace(row, cells=tuple(cells)))
+    return replace(table, rows=tuple(rows), footnotes=tuple(_footnote(head, said[head]) for head in numbers))
+
+
+def _footnote(head: str, values: set[int | str]) -> str:
+    numbers = sorted(value for value in values if isinstance(value, int))
+    texts = [f"{value:,}" for value in numbers] + sorted(value for value in values if isinstance(value, str))
+    return f"{head}: {', '.join(texts)}." if texts else f"{head}."
+
+
+def _notes(table: ResultTable, cell: Cell) -> Iterator[tuple[str, int | str | None]]:
+    """What a reader of a number of ours must know: what it is, and the value at fault, gathered over the table."""
+    for sample in cell.samples:
+        paper_steps = paper.ROBOT_STEPS if sample.run.task in paper.ROBOT_TASKS else paper.STEPS
+        if sample.step < paper_steps:
+            yield f"Fewer steps than the paper's {paper_steps:,}", sample.step
+    if cell.quantity not in ("hours", "steps") and cell.seeds < paper.RUNS:
+        yield f"Fewer seeds than the paper's {paper.RUNS}", None
+    for evaluation in cell.evaluations:
+        if evaluation.backgrounds == "generated":
+            yield "Generated backgrounds or colours: not the benchmark", None
+        elif (clips := _CLIPS.search(evaluation.backgrounds)) and clips[1] != clips[2]:
+            yield "Not all of the benchmark's clips", clips[0]
+        if evaluation.renderer != "gl":
+            yield "Pictures by another renderer than gl, the benchmark's own", evaluation.renderer
+    for run in cell.runs:
+        for name in run.other_settings:
+            yield "Other settings than the paper's", name
+    if cell.task == ALL and cell.evaluations and _fewer_tasks(table, cell):
+        yield "Over fewer tasks than another agent in this column: not to be compared", None
+    for remark in paper.remarks(table.name):
+        of_margin = remark.column == "sgqn" and remark.quantity in ("difference", "percent")
+        column = MARGIN if of_margin and MARGIN in table.columns else remark.column
+        if (remark.task, remark.shift, column) == (cell.task, cell.shift, cell.column):
+            yield _remark(remark), None
+
+
+def _fewer_tasks(table: ResultTable, cell: Cell) -> bool:
+    beside = [c for c in table.cells if (c.shift, c.quantity) == (cell.shift, cell.quantity)]
+    return set(cell.tasks) != {task for other in beside for task in other.tasks}
+
+
+def _remark(remark: paper.Remark) -> str:
+    unit = " %" if remark.quantity == "percent" else ""
+    where = "its other tables give" if remark.quantity == "score" else "its cells give"
+    printed = "nothing" if remark.printed is None else f"{remark.printed:g}{unit}"
+    return f"The paper prints {printed}, {where} {remark.gives:g}{unit}"
+
+
+# ---------------------------------------------------------------- text
+
+
+def to_markdown(table: ResultTable) -> str:
+    """Heading, caption, table and footnotes. A cell reads ours, the paper's, the difference, below each other."""
+    lines = [f"### {_escape(table.title)}", "", _escape(table.caption), ""]
+    head = [_escape(text) for text in (*table.headers, *table.columns)]
+    lines += [_line(head), _line(["---"] * len(table.headers) + ["---:"] * len(table.columns))]
+    for row in table.rows:
+        lines.append(_line([*map(_escape, row.labels), *map(_cell_text, row.cells)]))
+    lines += [""] if table.footnotes else []
+    lines += [f"{number}. {_escape(text)}" for number, text in enumerate(table.footnotes, 1)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(texts: Iterable[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def _cell_text(cell: Cell) -> str:
+    marks = f" <sup>{','.join(map(str, cell.notes))}</sup>" if cell.notes else ""
+    parts = [cell.ours_text() + marks]
+    if printed := cell.paper_text():
+        parts.append(f"paper {printed}")
+    if difference := cell.difference_text():
+        parts.append(f"difference {difference}")
+    return "<br>".join(parts)
+
+
+def to_csv(table: ResultTable) -> str:
+    """A header and one row for each cell, the same columns for every table; numbers in full, empty where none is."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for given in table.cells:
+        cell = given if given.ours else replace(given, samples=())  # runs that gave no number
+        ours, printed = cell.ours or Value(math.nan), cell.paper or Score(math.nan)
+        numbers = (ours.mean, ours.std, ours.low, ours.high)
+        writer.writerow(
+            [
+                *(table.name, cell.task, cell.shift, cell.agent, cell.column, cell.quantity),
+                *map(_full, numbers),
+                *(cell.seeds, len(cell.runs)),
+                *map(_full, (printed.mean, printed.std, cell.difference)),
+                *(_several(e.renderer for e in cell.evaluations), _several(e.backgrounds for e in cell.evaluations)),
+                *(_several(cell.steps), _several(sorted({e.episodes for e in cell.evaluations}))),
+            ]
+        )
+    return file.getvalue()
+
+
+def _full(number: float | None) -> str:
+    return "" if number is None or math.isnan(number) else repr(float(number))
+
+
+def _several(values: Iterable[object]) -> str:
+    return "; ".join(dict.fromkeys(map(str, values)))
+
+
+def _number(value: float, digits: int, signed: bool = False) -> str:
+    rounded = round(value, digits) + 0.0  # no "-0"
+    return f"{rounded:{'+' if signed else ''},.{digits}f}"
+
+
+def _percent(value: float | None, signed: bool) -> str:
+    return "" if value is None else f", {_number(value, 0, signed)} %"
+
+
+def _count(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'s' * (len(things) != 1)}"
+
+
+def _escape(text: str) -> str:
+    """Names come from files: nothing in them may end a cell or become HTML."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from sgqn import checkpoint, run
+from sgqn.training import COLLECTION
 
 SMALL = [
     *("--task", "cartpole-swingup", "--preset", "tiny", "--quiet", "--device", "cpu", "--num-envs", "2"),
@@ -52,7 +53,7 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
 def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict], list[dict]]:
     """Final weights, metrics and evaluations, without times."""
     metrics = [
-        {name: value for name, value in line.items() if name not in ("seconds", "steps_per_second")}
+        {name: value for name, value in line.items() if name not in ("seconds", "steps_per_second", COLLECTION)}
         for line in run.read_lines(folder / run.METRICS)
     ]
     weights = checkpoint.load(checkpoint.find(folder)).weights

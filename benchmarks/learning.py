@@ -27,7 +27,7 @@ from sgqn.agents.sgqn import SGQN
 from sgqn.augmentations import PictureBank, make_augmentation
 from sgqn.config import preset
 from sgqn.envs.backgrounds import generated_pictures
-from sgqn.replay import Replay
+from sgqn.replay import Batch, Replay
 
 SIZE, SIDE = 48, 8
 Row = dict[str, float]
@@ -117,9 +117,8 @@ def measure(agent: Agent, update: int, seen: Squares, unseen: Squares) -> Row:
 
 def share_on_square(agent: SGQN, obs: Tensor, mask: Tensor) -> float:
     """Which share of the attribution mask of (s, pi(s)) lies on the square."""
-    leaf, features = agent.traced_features(obs)
-    attribution = agent.attribute(leaf, features, agent.act(obs))[1]
-    salient = agent.mask(attribution)[:, -1].float()
+    nothing = torch.zeros(len(obs))
+    salient = agent.attribution_mask(Batch(obs, agent.act(obs), nothing, nothing, obs))[:, -1].float()
     return float((salient * mask).sum() / salient.sum().clamp_min(1))
 
 

@@ -174,9 +174,10 @@ def parts(agent: SGQN, batch: Batch, cycles: int) -> dict[str, float]:
 
     learner: Any = agent.learner
     places: list[tuple[Any, str, str]] = [
-        (learner, "augment", "views"),
+        (learner, "prepare", "views"),
         (learner, "td_target", "TD target"),
         (agent, "traced_features", "forward on obs"),
+        (agent, "traced_values", "forward on obs"),
         (agent, "attribute", "attribution"),
         (agent, "mask", "mask"),
         (sgqn.agents.sgqn, "fill", "mask"),
@@ -212,6 +213,8 @@ class PlainReading:
         self.augmentation = agent.augmentation
         self.generator = torch.Generator()
         self.generator.set_state(agent.generator.get_state())
+        self.preparer = torch.Generator()
+        self.preparer.set_state(agent.preparer.get_state())
         self.log_alpha = learner.log_alpha.detach().clone().requires_grad_()
         critic, actor, decoder = copy.deepcopy((learner.critic, learner.actor, agent.decoder))
         convs = [layer for conv in critic.encoder.convs for layer in (nn.ReLU(), conv)][1:]
@@ -235,10 +238,9 @@ class PlainReading:
         self.auxiliary_adam = torch.optim.Adam(auxiliary.parameters(), settings.auxiliary_learning_rate)
 
     def update(self, batch: Batch, phase: Phase) -> dict[str, Tensor]:
-        dtype, pad = self.log_alpha.dtype, self.settings.shift_pad
-        obs = random_shift(batch.obs, self.generator, pad).to(dtype)
-        next_obs = random_shift(batch.next_obs, self.generator, pad).to(dtype)
-        losses = self.update_critic(obs, next_obs, batch)
+        dtype = self.log_alpha.dtype
+        obs = self.shifted(batch.obs)
+        losses = self.update_critic(obs, batch)
         if phase.auxiliary or self.attribute_always:
             mask = self.mask(self.attribution(obs, batch.action))
         if phase.actor:
@@ -259,9 +261,13 @@ class PlainReading:
             self.auxiliary_adam.step()
         return {name: loss.detach() for name, loss in losses.items()}
 
-    def update_critic(self, obs: Tensor, next_obs: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def shifted(self, obs: Tensor) -> Tensor:
+        return random_shift(obs, self.preparer, self.settings.shift_pad).to(self.log_alpha.dtype)
+
+    def update_critic(self, obs: Tensor, batch: Batch) -> dict[str, Tensor]:
         share = torch.rand((), generator=self.generator)
         with torch.no_grad():
+            next_obs = self.shifted(batch.next_obs)
             action, log_pi = self.policy(next_obs)
             target = torch.min(*self.values(self.target, next_obs, action)) - self.log_alpha.exp() * log_pi
             target = batch.reward + batch.discount * target

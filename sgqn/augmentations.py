@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sgqn.errors import DataError, InvalidValueError, UnknownNameError
+from sgqn.fast import pixels
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +61,18 @@ def center_crop(obs: Tensor, size: int = 84) -> Tensor:
 
 
 def overlay(obs: Tensor, generator: torch.Generator, pictures: Tensor, alpha: float = 0.5) -> Tensor:
-    """(1 - alpha) obs + alpha picture, the picture drawn from uint8 (num, 3, H, W). Gives float32 in [0, 255]."""
+    """(1 - alpha) obs + alpha picture, the picture drawn from uint8 (num, 3, H, W). Gives float32 in [0, 255].
+
+    The fused kernel rounds to uint8, as the fused encoder would.
+    """
     frames = _rgb_frames(obs)
     if pictures.shape[1:] != frames.shape[2:]:
         raise InvalidValueError(
             f"overlay: pictures of {tuple(pictures.shape[1:])} on frames of {tuple(frames.shape[2:])}"
         )
     index = _randint(len(pictures), (len(obs),), obs, generator)
+    if pixels.fits_overlay(obs, pictures):
+        return pixels.overlay(obs, pictures, index, alpha)
     chosen = pictures.index_select(0, index).unsqueeze(1)  # (B, 1, 3, H, W)
     return ((1 - alpha) * frames.float() + alpha * chosen.float()).view(obs.shape)
 
@@ -86,6 +92,8 @@ def random_conv(obs: Tensor, generator: torch.Generator) -> Tensor:
 def window(obs: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
     """Cut (height, width) out of each image at `top`, `left` (B,); outside, the edge pixels continue."""
     batch, channels, rows, columns = obs.shape
+    if pixels.fits_window(obs, width):
+        return pixels.window(obs, top, left, height, width)
     row = (top[:, None] + torch.arange(height, device=obs.device)).clamp(0, rows - 1)  # (B, height)
     column = (left[:, None] + torch.arange(width, device=obs.device)).clamp(0, columns - 1)  # (B, width)
     pixel = (row[:, :, None] * columns + column[:, None, :]).view(batch, 1, height * width)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sgqn.errors import InvalidValueError
+from sgqn.fast import pixels, values
 
 
 def _same_shape(**tensors: Tensor) -> None:
@@ -35,6 +36,9 @@ def soft_td_target(
 
     d is gamma where the episode goes on, also at a time limit, and 0 only after a terminal state.
     """
+    next_qs = list(next_qs)
+    if not torch.is_grad_enabled() and len(next_qs) == 2 and values.fits([reward, discount, *next_qs, next_log_pi], 5):
+        return values.soft_target(reward, discount, next_qs, next_log_pi, alpha)
     next_q = minimum(next_qs)
     _same_shape(reward=reward, discount=discount, next_q=next_q, next_log_pi=next_log_pi)
     return reward + discount * (next_q - alpha * next_log_pi)
@@ -72,6 +76,8 @@ def mask_prediction_loss(logits: Tensor, mask: Tensor) -> Tensor:
     logits and a boolean mask, or a soft one in [0, 1].
     """
     _same_shape(logits=logits, mask=mask)
+    if pixels.fits_bce(logits, mask):
+        return pixels.bce(logits, mask)
     return F.binary_cross_entropy_with_logits(logits, mask.detach().to(logits.dtype))
 
 
@@ -90,8 +96,9 @@ def svea_loss(loss_clean: Tensor, loss_augmented: Tensor, alpha: float = 0.5, be
 
 
 def _sum_of_squared_errors(pairs: Iterable[tuple[Tensor, Tensor]], left: str, right: str) -> Tensor:
-    losses = []
+    pairs = list(pairs)
     for a, b in pairs:
         _same_shape(**{left: a, right: b})
-        losses.append(F.mse_loss(a, b))
-    return torch.stack(losses).sum()
+    if values.fits([row for pair in pairs for row in pair], 4):
+        return values.squared_errors(pairs)
+    return torch.stack([F.mse_loss(a, b) for a, b in pairs]).sum()

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sgqn.attribution import differentiable, relu_rule
 from sgqn.errors import InvalidValueError
+from sgqn.fast import decoder, encoder, heads
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -56,6 +59,9 @@ class Encoder(nn.Module):
     Takes observations in [0, 255], uint8 or float, (B, C, H, W); returns feature maps (B, *out_shape).
     """
 
+    pixels_per_feature = 2
+    """How far apart in the picture two neighbouring features look; the feature map lies centred in it."""
+
     def __init__(self, in_channels: int = 9, num_layers: int = 11, num_filters: int = 32, image_size: int = 84) -> None:
         super().__init__()
         out_size = (image_size - 3) // 2 + 1 - 2 * (num_layers - 1)
@@ -67,6 +73,10 @@ class Encoder(nn.Module):
         init_weights(self)
 
     def forward(self, obs: Tensor) -> Tensor:
+        if encoder.fits(self.convs, obs):
+            return encoder.encode(self.convs, obs, relu_rule())
+        if encoder.fits_layers(self.convs, obs):
+            return encoder.encode_by_layers(self.convs, obs, relu_rule())
         first, *others = self.convs
         assert isinstance(first, nn.Conv2d)
         images = obs.to(self.dtype, memory_format=fast_format(obs))
@@ -75,14 +85,24 @@ class Encoder(nn.Module):
             features = conv(F.relu(features, inplace=True))
         return features
 
+    def traced(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
+        """A leaf to differentiate features by, and the features. The leaf stands for the observations; it need not have
+        their values. Without `trains`, the weights may have no gradient."""
+        if encoder.fits(self.convs, obs):
+            return encoder.encode_traced(self.convs, obs, relu_rule(), trains)
+        leaf = differentiable(obs)
+        return leaf, self(leaf)
+
     @property
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
 
 
 def fast_format(x: Tensor) -> torch.memory_format:
-    """The layout that convolutions like: channels last on a CPU, where it saves a reordering around each of them."""
-    return torch.preserve_format if x.is_cuda else torch.channels_last
+    """The layout that convolutions like: channels last on a CPU, where it saves a reordering around each of them, and
+    for the tensor cores, which take bf16."""
+    plain = x.is_cuda and not torch.is_autocast_enabled("cuda")
+    return torch.preserve_format if plain else torch.channels_last
 
 
 class Projection(nn.Module):
@@ -95,6 +115,8 @@ class Projection(nn.Module):
         init_weights(self)
 
     def forward(self, features: Tensor) -> Tensor:
+        if heads.fits_projection(self.linear, features):
+            return heads.project(self.linear, self.norm, features)
         return torch.tanh(self.norm(self.linear(features.flatten(1))))
 
 
@@ -120,6 +142,9 @@ class QHeads(nn.Module):
 
     def forward(self, embedding: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Both values, each (B,)."""
+        if heads.fits_mlp(embedding, (self.q1, self.q2)):
+            q1, q2 = heads.values((self.q1, self.q2), embedding, action, relu_rule())
+            return q1, q2
         joined = torch.cat([embedding, action], dim=1)
         return self.q1(joined).squeeze(1), self.q2(joined).squeeze(1)
 
@@ -167,6 +192,9 @@ class PolicyHead(nn.Module):
 
     def forward(self, embedding: Tensor, noise: Tensor) -> Policy:
         """`noise` is standard normal, (B, A): the caller's, so that the same inputs give the same action."""
+        if heads.fits_mlp(embedding, (self.layers,)):
+            raw = heads.perceptron(self.layers, embedding, relu_rule())
+            return Policy(*heads.gaussian(raw, noise, self.log_std_bounds))
         mu, raw_log_std = self.layers(embedding).chunk(2, dim=1)
         low, high = self.log_std_bounds
         log_std = low + 0.5 * (high - low) * (torch.tanh(raw_log_std) + 1)
@@ -240,6 +268,9 @@ class AttributionDecoder(nn.Module):
         init_uniform(self)
 
     def forward(self, embedding: Tensor, action: Tensor) -> Tensor:
+        convs = (self.conv1, self.conv2, self.conv3)
+        if decoder.fits(embedding, self.base_shape, convs):
+            return decoder.decode(self.linear, convs, self.base_shape, embedding, action)
         x = self.linear(torch.cat([embedding, action], dim=1))
         x = F.relu(x, inplace=True).unflatten(1, self.base_shape)
         x = self.conv1(x.to(memory_format=fast_format(x)))
@@ -254,10 +285,17 @@ def upsampled_conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
     Of the nine taps, those that meet the same small pixel are summed beforehand: what remains is a transposed
     convolution of 4x4 taps and stride 2, four taps a pixel.
     """
-    weight = conv.weight.flip(2, 3).transpose(0, 1)
-    weight = F.pad(weight, (1, 0)) + F.pad(weight, (0, 1))
-    weight = F.pad(weight, (0, 0, 1, 0)) + F.pad(weight, (0, 0, 0, 1))
+    taps = _shared_taps(conv.weight.device, conv.weight.dtype)
+    weight = (conv.weight.flatten(2) @ taps).unflatten(2, (4, 4)).transpose(0, 1)
     return F.conv_transpose2d(x, weight, conv.bias, stride=2, padding=1)
+
+
+@cache
+def _shared_taps(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(9, 16): which of a 3x3 kernel's taps, mirrored, add up to each of the 4x4 taps."""
+    with torch.inference_mode(False):
+        along = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 0]])
+        return torch.kron(along, along).to(device, dtype)
 
 
 class SodaMLP(nn.Module):

@@ -76,5 +76,6 @@ def build_agent(
         agent = find_agent(name).build(spec, settings, augmentation)
     agent.to(device)
     agent.generator = torch.Generator(device=device).manual_seed(seed)
+    agent.preparer = torch.Generator(device=device).manual_seed(seed + 3)
     agent.make_optimizers()
     return agent

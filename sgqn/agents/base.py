@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sgqn.errors import InvalidValueError, SgqnError
+from sgqn.fast.optimizer import Adam
+from sgqn.fast.streams import Join, done
 from sgqn.replay import Batch
 
 Metrics = dict[str, Tensor]
@@ -36,7 +39,7 @@ class Phase(NamedTuple):
 
 
 class Agent(nn.Module):
-    """Networks, their optimisers and one source of randomness; knows no environment, no logger, no file."""
+    """Networks, their optimisers and their randomness; knows no environment, no logger, no file."""
 
     def __init__(self, spec: Spec, batch_size: int):
         super().__init__()
@@ -44,6 +47,7 @@ class Agent(nn.Module):
         self.batch_size = batch_size
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.generator = torch.Generator()
+        self.preparer = torch.Generator()  # for what `prepare` draws
 
     def make_optimizers(self) -> None:
         """Called once, when the networks have moved to their device and the generator is set."""
@@ -51,6 +55,14 @@ class Agent(nn.Module):
 
     def update(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
         """One step of learning: tensors in, tensors out, nothing that a CUDA graph could not capture."""
+        return self.learn(self.prepare(batch), phase)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The part of an update that needs no weights: it may run ahead, beside another update."""
+        return batch
+
+    def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
+        """The rest of an update."""
         raise NotImplementedError
 
     def sample_size(self, phase: Phase) -> int:
@@ -100,11 +112,12 @@ class Agent(nn.Module):
         return result if isinstance(given, Tensor) else result.cpu().numpy()
 
 
-def minimize(optimizer: torch.optim.Optimizer, losses: Losses) -> Metrics:
+def minimize(optimizer: torch.optim.Optimizer, losses: Losses, before_step: Join = done) -> Metrics:
     """One step down the sum of the losses, for the optimizer's own parameters alone."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.zero_grad(set_to_none=True)
-    torch.stack(list(losses.values())).sum().backward(inputs=parameters)
+    reduce(torch.add, losses.values()).backward(inputs=parameters)
+    before_step()
     optimizer.step()
     return {f"loss/{name}": loss.detach() for name, loss in losses.items()}
 
@@ -113,4 +126,4 @@ def adam(parameters: Any, learning_rate: float, beta: float = 0.9) -> torch.opti
     """Adam as the paper sets it; fused, and capturable where a GPU may capture it."""
     parameters = list(parameters)
     on_gpu = parameters[0].is_cuda
-    return torch.optim.Adam(parameters, learning_rate, betas=(beta, 0.999), fused=True, capturable=on_gpu)
+    return Adam(parameters, learning_rate, betas=(beta, 0.999), fused=True, capturable=on_gpu)

@@ -30,12 +30,14 @@ class Learner(Agent):
         """Feature maps to the embedding that the values are computed from."""
         raise NotImplementedError
 
-    def augment(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch) -> Batch:
         """What the update sees of obs and next obs."""
-        return batch._replace(obs=self.view(batch.obs), next_obs=self.view(batch.next_obs))
+        obs, next_obs = (self.view(obs, self.preparer) for obs in (batch.obs, batch.next_obs))
+        return batch._replace(obs=obs, next_obs=next_obs)
 
-    def view(self, obs: Tensor) -> Tensor:
+    def view(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         """A weakly augmented observation; every call draws anew."""
+        del generator
         return obs
 
     def encode(self, obs: Tensor) -> Tensor:

@@ -43,8 +43,7 @@ class SAC(Learner):
         self.optimizers["actor"] = adam(trained, rate)
         self.optimizers["temperature"] = adam([self.log_alpha], self.settings.temperature_learning_rate, beta=0.5)
 
-    def update(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
-        batch = self.augment(batch)
+    def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
         values = self.values(self.encode(batch.obs), batch.action)
         metrics = self.critic_step(self.critic_losses(batch, values))
         if phase.actor:
@@ -61,8 +60,8 @@ class SAC(Learner):
     def projection(self) -> nn.Module:
         return self.critic.projection
 
-    def view(self, obs: Tensor) -> Tensor:
-        return obs if self.weak_augmentation is None else self.weak_augmentation(obs, self.generator)
+    def view(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+        return obs if self.weak_augmentation is None else self.weak_augmentation(obs, generator)
 
     def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         return self.critic.heads(self.embed(features), action)

@@ -11,16 +11,18 @@ from sgqn.agents.base import Agent, Metrics, Phase, adam, minimize
 from sgqn.agents.learner import Learner
 from sgqn.attribution import (
     METHODS,
-    differentiable,
     fill,
     get,
     gradient_of,
     guided_gradient_of,
     quantile_mask,
+    share,
     soft_mask,
     switchable_relu,
 )
 from sgqn.augmentations import Augmentation
+from sgqn.fast.pixels import byte_range, fits_range
+from sgqn.fast.streams import Join, aside, done
 from sgqn.losses import consistency_loss, mask_prediction_loss
 from sgqn.networks import AttributionDecoder
 from sgqn.replay import Batch
@@ -56,30 +58,39 @@ class SGQN(Agent):
             )
 
     def make_optimizers(self) -> None:
-        self.learner.generator = self.generator
+        self.learner.generator, self.learner.preparer = self.generator, self.preparer
         self.learner.make_optimizers()
         self.optimizers = self.learner.optimizers
         if self.selfsup:
             trained = nn.ModuleList([self.learner.encoder, self.learner.projection, self.decoder]).parameters()
             self.optimizers["auxiliary"] = adam(trained, self.settings.auxiliary_learning_rate)
 
-    def update(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
-        batch = self.learner.augment(batch)
+    def prepare(self, batch: Batch) -> Batch:
+        return self.learner.prepare(batch)
+
+    def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
         metrics, mask = self.critic_step(batch)
-        auxiliary = phase.auxiliary and self.selfsup
-        if auxiliary and (mask is None or self.settings.recompute_attribution):
-            # Attributed with the weights that the critic step left, as the actor sees them: one pass serves both.
-            obs, features = self.traced_features(batch.obs)
-            mask = self.mask(self.attribute(obs, features, batch.action)[1])
-        elif phase.actor:
-            features = self.learner.actor_features(batch.obs)
-        if phase.actor:
-            metrics |= self.learner.actor_step(features)
-        if phase.targets:
-            self.learner.target_step()
+        auxiliary, device = phase.auxiliary and self.selfsup, batch.obs.device
+        with aside(device) as join_mask:  # on a GPU, the mask beside its prediction
+            if auxiliary and (mask is None or self.settings.recompute_attribution):
+                # Attributed with the weights that the critic step left, as the actor sees them: one pass serves both.
+                trains = phase.actor and self.settings.actor_trains_encoder
+                leaf, features = self.traced_features(batch.obs, trains)
+                mask = self.mask(self.attribute(self.traced_values(features, batch.action), leaf, batch))
+            elif phase.actor:
+                features = self.learner.actor_features(batch.obs)
+            with aside(device, stream=1) as join_actor:
+                if phase.actor:
+                    metrics |= self.learner.actor_step(features)
+                if phase.targets:
+                    self.learner.target_step()
+        if self.settings.actor_trains_encoder:
+            join_actor()
         if auxiliary:
             assert mask is not None
-            metrics |= self.auxiliary_step(batch, mask)
+            metrics |= self.auxiliary_step(batch, mask, join_mask, join_actor)
+        join_mask()
+        join_actor()
         return metrics
 
     def critic_step(self, batch: Batch) -> tuple[Metrics, Tensor | None]:
@@ -88,38 +99,63 @@ class SGQN(Agent):
         if not self.consistency:
             values = learner.values(learner.encode(batch.obs), action)
             return learner.critic_step(learner.critic_losses(batch, values)), None
-        obs, features = self.traced_features(batch.obs)
-        values, attribution = self.attribute(obs, features, action)
-        mask = self.mask(attribution)
-        masked = fill(batch.obs, mask, self.fill_value(batch.obs))
-        losses = learner.critic_losses(batch, values)
-        consistency = consistency_loss(values, learner.values(learner.encode(masked), action))
-        losses["consistency"] = self.settings.consistency_weight * consistency
+        leaf, features = self.traced_features(batch.obs)
+        values = self.traced_values(features, action)
+        with aside(leaf.device, stream=1) as join_fill:
+            fill_value = self.fill_value(batch.obs)
+        with aside(leaf.device) as join_losses:  # the target need not wait for the mask, nor the mask for the target
+            losses = learner.critic_losses(batch, values)
+        mask = self.mask(self.attribute(values, leaf, batch))
+        join_fill()
+        masked = fill(batch.obs, mask, fill_value)
+        with aside(leaf.device, stream=1) as join_masked:  # its backward pass then runs beside the other
+            masked_values = learner.values(learner.encode(masked), action)
+        join_masked()
+        join_losses()
+        losses["consistency"] = self.settings.consistency_weight * consistency_loss(values, masked_values)
         metrics = learner.critic_step(losses)
-        return metrics | {"mask/kept": mask.mean(dtype=torch.float32)}, mask
+        return metrics | {"mask/kept": share(mask)}, mask
 
-    def auxiliary_step(self, batch: Batch, mask: Tensor) -> Metrics:
+    def predict(self, obs: Tensor, action: Tensor) -> Tensor:
+        """The logits of M_theta."""
+        return self.decoder(self.learner.embed(self.learner.encode(obs)), action)
+
+    def auxiliary_step(self, batch: Batch, mask: Tensor, before_loss: Join = done, before_step: Join = done) -> Metrics:
         """L_SL: predict the mask from the augmented picture."""
-        features = self.learner.encode(self.augmentation(batch.obs, self.generator))
-        logits = self.decoder(self.learner.embed(features), batch.action)
-        metrics = minimize(self.optimizers["auxiliary"], {"mask": mask_prediction_loss(logits, mask)})
-        salient = mask if mask.dtype == torch.bool else mask > 0.5
-        return metrics | {"mask/agreement": ((logits.detach() > 0) == salient).mean(dtype=torch.float32)}
+        logits = self.predict(self.augmentation(batch.obs, self.generator), batch.action)
+        before_loss()
+        with aside(mask.device) as join:
+            salient = mask if mask.dtype == torch.bool else mask > 0.5
+            agreement = share((logits.detach() > 0) == salient)
+        loss = {"mask": mask_prediction_loss(logits, mask)}
+        metrics = minimize(self.optimizers["auxiliary"], loss, before_step)  # whose weights the actor's loss reads
+        join()
+        return metrics | {"mask/agreement": agreement}
 
-    def traced_features(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """The observation as a leaf, and features whose ReLUs can also be read backwards in the guided way."""
-        obs = differentiable(obs)
-        with switchable_relu():
-            return obs, self.learner.encode(obs)
+    def traced_features(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
+        """A leaf that stands for the observation, and features whose ReLUs can be read backwards in the guided way too.
 
-    def attribute(self, obs: Tensor, features: Tensor, action: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The values of (s, a) and their attribution to the pixels of s, from one forward pass where that is exact."""
+        `trains`: whether a loss of these features will be minimised.
+        """
         with switchable_relu():
-            values = self.learner.values(features, action)
+            return self.learner.encoder.traced(obs, trains)
+
+    def traced_values(self, features: Tensor, action: Tensor) -> tuple[Tensor, ...]:
+        """The values of (s, a), whose ReLUs can also be read backwards in the guided way."""
+        with switchable_relu():
+            return self.learner.values(features, action)
+
+    def attribute(self, values: tuple[Tensor, ...], leaf: Tensor, batch: Batch) -> Tensor:
+        """The attribution of traced values to the pixels of s; from their own forward pass where that is exact."""
         method = self.settings.attribution
         if method in _OF_GRAPH:
-            return values, _OF_GRAPH[method](self.target_of(values), obs)
-        return values, self.attribution(lambda o, a: self.target_of(self._values(o, a)), obs, action)
+            return _OF_GRAPH[method](self.target_of(values), leaf)
+        return self.attribution(lambda o, a: self.target_of(self._values(o, a)), batch.obs, batch.action)
+
+    def attribution_mask(self, batch: Batch) -> Tensor:
+        """M_rho(Q, s, a)."""
+        leaf, features = self.traced_features(batch.obs, trains=False)
+        return self.mask(self.attribute(self.traced_values(features, batch.action), leaf, batch))
 
     def target_of(self, values: tuple[Tensor, ...]) -> Tensor:
         return values[0] if self.settings.attribution_target == "q1" else torch.stack(values).mean(dim=0)
@@ -128,7 +164,7 @@ class SGQN(Agent):
         """What masked pixels become: zero, or one uniform value within the batch's range of pixels."""
         if self.settings.mask_fill == "zero":
             return 0.0
-        low, high = obs.amin().float(), obs.amax().float()
+        low, high = byte_range(obs) if fits_range(obs) else (bound.float() for bound in torch.aminmax(obs))
         return low + (high - low) * torch.rand((), generator=self.generator, device=obs.device)
 
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
@@ -137,7 +173,7 @@ class SGQN(Agent):
     def mask_probabilities(self, obs: Tensor, action: Tensor) -> Tensor:
         if not self.selfsup:
             return super().mask_probabilities(obs, action)
-        return self.decoder(self.learner.embed(self.learner.encode(obs)), action).sigmoid()
+        return self.predict(obs, action).sigmoid()
 
     def _values(self, obs: Tensor, action: Tensor) -> tuple[Tensor, ...]:
         return self.learner.values(self.learner.encode(obs), action)

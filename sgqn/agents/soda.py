@@ -30,7 +30,7 @@ class SODA(Agent):
         self.slow = frozen_copy(nn.Sequential(learner.encoder, self.projector))
 
     def make_optimizers(self) -> None:
-        self.learner.generator = self.generator
+        self.learner.generator, self.learner.preparer = self.generator, self.preparer
         self.learner.make_optimizers()
         self.optimizers = self.learner.optimizers
         trained = nn.ModuleList([self.learner.encoder, self.projector, self.predictor]).parameters()
@@ -39,7 +39,7 @@ class SODA(Agent):
     def sample_size(self, phase: Phase) -> int:
         return self.batch_size + (self.settings.soda_batch_size if phase.auxiliary else 0)
 
-    def update(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
+    def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
         if len(batch.obs) < self.sample_size(phase):
             raise InvalidValueError(f"this update takes {self.sample_size(phase)} transitions, not {len(batch.obs)}")
         metrics = self.learner.update(Batch(*(part[: self.batch_size] for part in batch)), phase)
@@ -49,7 +49,8 @@ class SODA(Agent):
 
     def auxiliary_step(self, obs: Tensor) -> Metrics:
         """L_SODA between two views of each picture, the online one strongly augmented too."""
-        clean, augmented = self.learner.view(obs), self.augmentation(self.learner.view(obs), self.generator)
+        clean, other = (self.learner.view(obs, self.generator) for _ in range(2))
+        augmented = self.augmentation(other, self.generator)
         prediction = self.predictor(self.projector(self.learner.encode(augmented)))
         with torch.no_grad():
             target = self.slow(clean)

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from sgqn.attribution.base import Attribution, QFunction, differentiable, gradient_of
+from sgqn.attribution.common import OnStep
+from sgqn.attribution.grad_cam import grad_cam
 from sgqn.attribution.gradient import gradient
 from sgqn.attribution.guided_backprop import (
     guided,
     guided_backprop,
     guided_gradient_of,
     is_guided,
+    relu_rule,
     switchable_relu,
 )
-from sgqn.attribution.mask import Mask, fill, quantile_mask, soft_mask
+from sgqn.attribution.guided_grad_cam import guided_grad_cam
+from sgqn.attribution.integrated_gradients import integrated_gradients
+from sgqn.attribution.mask import Mask, fill, quantile_mask, share, soft_mask
+from sgqn.attribution.occlusion import occlusion
+from sgqn.attribution.rise import rise
+from sgqn.attribution.smoothgrad import smoothgrad
 from sgqn.errors import UnknownNameError
 
 METHODS: dict[str, Attribution] = {
     "gradient": gradient,
     "guided_backprop": guided_backprop,
+    "grad_cam": grad_cam,
+    "guided_grad_cam": guided_grad_cam,
+    "integrated_gradients": integrated_gradients,
+    "smoothgrad": smoothgrad,
+    "occlusion": occlusion,
+    "rise": rise,
 }
 
 
@@ -31,17 +45,26 @@ __all__ = [
     "METHODS",
     "Attribution",
     "Mask",
+    "OnStep",
     "QFunction",
     "differentiable",
     "fill",
     "get",
+    "grad_cam",
     "gradient",
     "gradient_of",
     "guided",
     "guided_backprop",
+    "guided_grad_cam",
     "guided_gradient_of",
+    "integrated_gradients",
     "is_guided",
+    "occlusion",
     "quantile_mask",
+    "relu_rule",
+    "rise",
+    "share",
+    "smoothgrad",
     "soft_mask",
     "switchable_relu",
 ]

@@ -68,9 +68,19 @@ def guided() -> Iterator[None]:
 
 
 def is_guided() -> bool:
-    """Whether a backward pass running now is guided: for other autograd functions that hold ReLUs to ask."""
+    """Whether a backward pass running now is guided."""
     _switch.asked = True
     return _switch.on
+
+
+def relu_rule() -> Callable[[], bool]:
+    """How ReLUs that run now behave backwards: what an operator with ReLUs inside must ask at each backward pass."""
+    active = _ReplaceReLU.active()
+    return active.guided if active is not None else _never
+
+
+def _never() -> bool:
+    return False
 
 
 class _Switch:
@@ -111,9 +121,25 @@ _RELUS = {F.relu, torch.relu, Tensor.relu} | _IN_PLACE
 class _ReplaceReLU(TorchFunctionMode):
     """While active in this thread, every form of ReLU runs as `_ReLU`."""
 
+    _threads = threading.local()  # .modes: those that are active, the innermost last
+
     def __init__(self, guided: Callable[[], bool]) -> None:
         super().__init__()
         self.guided = guided
+
+    @classmethod
+    def active(cls) -> _ReplaceReLU | None:
+        modes = getattr(cls._threads, "modes", ())
+        return modes[-1] if modes else None
+
+    def __enter__(self) -> _ReplaceReLU:
+        self._threads.modes = (*getattr(self._threads, "modes", ()), self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._threads.modes = self._threads.modes[:-1]
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None

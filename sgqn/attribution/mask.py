@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sgqn.errors import InvalidValueError
+from sgqn.fast import pixels
 
 Mask: TypeAlias = Callable[[Tensor], Tensor]
 """attribution -> a mask of its shape, boolean or in [0, 1]; make one with `functools.partial`."""
@@ -28,7 +29,10 @@ def quantile_mask(attribution: Tensor, rho: float = 0.95, frames: int | None = N
     """
     if not 0 <= rho <= 1:
         raise InvalidValueError(f"rho must lie in [0, 1], not {rho}")
-    magnitude = _magnitude(attribution, frames)  # (B, frames, H, W)
+    if attribution.ndim == 4 and pixels.fits_quantile(attribution, frames or attribution.shape[1] // 3):
+        size = attribution.shape[2:].numel()
+        return pixels.quantile_mask(attribution, _num_at_or_above_quantile(size, rho, torch.float32))
+    magnitude = magnitude_of(attribution, frames)  # (B, frames, H, W)
     if magnitude.dtype not in (torch.float32, torch.float64):
         magnitude = magnitude.float()
     # topk finds the same pixels as torch.quantile would, several times faster.
@@ -45,23 +49,30 @@ def soft_mask(attribution: Tensor, temperature: float = 1.0, frames: int | None 
     """
     if not temperature > 0:
         raise InvalidValueError(f"temperature must be positive, not {temperature}")
-    magnitude = _magnitude(attribution, frames)  # (B, frames, H, W)
+    magnitude = magnitude_of(attribution, frames)  # (B, frames, H, W)
     peak = magnitude.amax(dim=(2, 3), keepdim=True)
     share = torch.where(peak == 0, 1, magnitude / peak)
     return _over_colours(share ** (1 / temperature), attribution)
 
 
+def share(mask: Tensor) -> Tensor:
+    """The share that a mask keeps, a scalar."""
+    return pixels.share(mask) if pixels.fits_share(mask) else mask.mean(dtype=torch.float32)
+
+
 def fill(obs: Tensor, mask: Tensor, value: Tensor | float = 0) -> Tensor:
     """s ⊙ M + value (1 - M): what the mask leaves out becomes `value` (0 in the paper), a number or a tensor.
 
-    A soft mask interpolates between the two.
+    A soft mask interpolates between the two. The fused kernel rounds the value and keeps uint8.
     """
+    if isinstance(value, Tensor) and pixels.fits_fill(obs, mask, value):
+        return pixels.fill(obs, mask, value)
     if mask.dtype == torch.bool:
         return torch.where(mask, obs, value)
     return mask * obs + (1 - mask) * value
 
 
-def _magnitude(attribution: Tensor, frames: int | None) -> Tensor:
+def magnitude_of(attribution: Tensor, frames: int | None) -> Tensor:
     """(B, frames * colours, H, W) -> (B, frames, H, W). Without `frames`, three colours a frame."""
     if attribution.ndim != 4:
         raise InvalidValueError(f"an attribution is (B, C, H, W), not {tuple(attribution.shape)}")

@@ -82,17 +82,18 @@ def test_a_restored_agent_goes_on_bit_for_bit(name):
         (
             agent.state_dict(),
             {key: optimizer.state_dict() for key, optimizer in agent.optimizers.items()},
-            agent.generator.get_state(),
+            [generator.get_state() for generator in (agent.generator, agent.preparer)],
         )
     )
     run(agent, 4, start=3)
     restored = small(name, seed=8)
-    weights, optimizers, state = saved
+    weights, optimizers, states = saved
     restored.load_state_dict(weights)
     assert restored.optimizers.keys() == optimizers.keys()
     for key, optimizer in restored.optimizers.items():
         optimizer.load_state_dict(optimizers[key])
-    restored.generator.set_state(state)
+    for generator, state in zip((restored.generator, restored.preparer), states, strict=True):
+        generator.set_state(state)
     run(restored, 4, start=3)
     assert same(snapshot(agent), snapshot(restored))
     actions = [a.act(batch_for(a).obs, deterministic=False) for a in (agent, restored)]

@@ -156,7 +156,8 @@ def test_attribution_from_the_shared_forward_pass_equals_a_pass_of_its_own():
     agent = small("sgqn")
     batch = batch_for(agent)
     obs, features = agent.traced_features(batch.obs)
-    values, attribution = agent.attribute(obs, features, batch.action)
+    values = agent.traced_values(features, batch.action)
+    attribution = agent.attribute(values, obs, batch)
     expected = guided_backprop(q1_of(agent), batch.obs, batch.action)
     torch.testing.assert_close(attribution, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
     assert torch.equal(values[0], q1_of(agent)(batch.obs, batch.action))
@@ -169,7 +170,7 @@ def test_the_auxiliary_mask_is_that_of_the_weights_it_says(monkeypatch, actor, r
     agent = small("sgqn", recompute_attribution=recompute)
     seen: dict[str, Tensor] = {}
 
-    def spy(view: Batch, mask: Tensor) -> dict[str, Tensor]:
+    def spy(view: Batch, mask: Tensor, *_: object) -> dict[str, Tensor]:
         seen["mask"] = mask
         seen["now"] = reference_mask(guided_backprop(q1_of(agent), view.obs, view.action), SETTINGS.rho)
         return {}
@@ -236,7 +237,7 @@ def test_sac_consistency_is_sgqn_without_the_auxiliary_step():
 def test_without_both_halves_it_is_the_learner():
     bare = small("drq")
     wrapped = SGQN(small("drq"), OVERLAY, consistency=False, selfsup=False)
-    wrapped.generator.manual_seed(0)
+    wrapped.generator, wrapped.preparer = wrapped.learner.generator, wrapped.learner.preparer
     wrapped.make_optimizers()
     for step in range(2):
         left, right = bare.update(batch_for(bare, step)), wrapped.update(batch_for(wrapped, step))
@@ -279,7 +280,7 @@ def test_attribution_of_the_mean_and_of_the_plain_gradient():
     agent = small("sgqn", attribution="gradient", attribution_target="mean")
     batch = batch_for(agent)
     obs, features = agent.traced_features(batch.obs)
-    _, attribution = agent.attribute(obs, features, batch.action)
+    attribution = agent.attribute(agent.traced_values(features, batch.action), obs, batch)
     leaf = batch.obs.float().requires_grad_()
     q1, q2 = agent.learner.critic(leaf, batch.action)
     (expected,) = torch.autograd.grad(((q1 + q2) / 2).sum(), leaf)

@@ -1,0 +1,399 @@
+"""The fast paths beside plain single precision: gradients, masks, losses and 50 updates in a row, for every agent.
+
+    python benchmarks/gpu_equality.py                       # on a CUDA device, about two minutes
+    python benchmarks/gpu_equality.py --agents sgqn drq
+    python benchmarks/gpu_equality.py --tiny                # on a CPU: whether the script works, nothing more
+
+All start from one state: the agent after some updates in single precision (fresh convolutions are nearly all zeros),
+the same batches, optimisers and random numbers. Single precision is without TF32. "autocast" is PyTorch's bf16,
+eager; "captured" the same in CUDA graphs; "cudnn" that with fused kernels for all but the convolutions; "kernels" with
+fused kernels for all, captured and eager.
+
+One update: the gradients that each optimiser is given, beside single precision's. Each optimiser then steps along
+single precision's gradient, so that the next one's is compared at the same weights. A cosine of 0.998 is asked for;
+where autocast itself loses that (SODA's loss is the difference of two like vectors), 1.5 times its loss and 0.001.
+Many updates: how far the weights end from single precision's, in units of the way that those have gone.
+Captured beside eager: the same, beside the distance of two eager runs (sums in another order).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # some CPUs promise more for bf16 than they have
+
+import torch
+import tyro
+from _gpu import CYCLE, NAMES, AgentName, Report, make_agent, make_batches, table
+from torch import Tensor
+
+from sgqn.agents import Phase
+from sgqn.agents.sgqn import SGQN
+from sgqn.errors import SgqnError
+from sgqn.fast import paths
+from sgqn.fast.capture import WARMUP, Recorder, Updates
+from sgqn.replay import Batch
+
+COSINE, IOU = 0.998, 0.95
+NEGLIGIBLE = 1e-5
+"""Of the largest gradient's size: tensors below are single precision's rounding, and are left out. Biases before SODA's
+batch norms are such: their exact gradient is zero."""
+EAGER = "kernels, eager"
+FULL = Phase(True, True, True)
+
+
+@dataclass
+class Options:
+    """What to compare."""
+
+    agents: list[AgentName] = field(default_factory=lambda: list(NAMES))
+    updates: int = 50
+    """In a row."""
+    before: int = 10
+    """Updates that make the common start. Later, TD errors of both signs nearly cancel in a batch's gradient, and bf16
+    itself loses the cosine of 0.998."""
+    batches: int = 10
+    """Different ones, taken in turn."""
+    json: Path | None = None
+    """Write all numbers to this file."""
+    tiny: bool = False
+    """Small networks, also on a CPU, where bf16 autocast stands for every fast path."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A path, and whether its updates are captured."""
+
+    path: paths.Path
+    captured: bool
+
+
+def main(options: Options) -> int:
+    if not torch.cuda.is_available() and not options.tiny:
+        print("the fast paths need a CUDA device, and there is none here (--tiny tries the script on the CPU)")
+        return 2
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    ways = find_ways(device)
+    print(f"torch {torch.__version__}, {paths.choose(device).describe()}", flush=True)
+    report = Report(options.json)
+    for name in options.agents:
+        report.section(name, lambda name=name: compare(name, ways, device, options))
+        gc.collect()
+    found = {name: result for name, result in report.results.items() if "error" not in result}
+    show(found, ways, options)
+    problems = [f"{name}: stopped by an error" for name in report.failures]
+    problems += [f"{name}: {problem}" for name, result in found.items() for problem in result["problems"]]
+    for problem in problems:
+        print(f"- {problem}")
+    count = f"{len(options.agents)} agents, {options.updates} updates"
+    print(f"FAIL: {len(problems)} problems ({count})" if problems else f"PASS ({count})", flush=True)
+    return 1 if problems else 0
+
+
+def find_ways(device: torch.device) -> dict[str, Way]:
+    if device.type == "cpu":
+        fast = Way(paths.Path("eager", "bf16", device, "CPU"), False)
+        return {
+            "fp32": Way(paths.choose(device), False),
+            **dict.fromkeys(("autocast", "captured", "cudnn", "kernels", EAGER), fast),
+        }
+    asked = {
+        "fp32": ("eager", "fp32", False),
+        "autocast": ("eager", "bf16", False),
+        "captured": ("captured", "bf16", True),
+        "cudnn": ("cudnn", "bf16", True),
+        "kernels": ("kernels", "bf16", True),
+        EAGER: ("kernels", "bf16", False),
+    }
+    ways = {}
+    for name, (path, precision, captured) in asked.items():
+        try:
+            ways[name] = Way(paths.choose(device, path, precision), captured)
+        except SgqnError as error:
+            print(f"{name}: {error}", flush=True)
+    return ways
+
+
+# ---- one agent
+
+
+def compare(name: str, ways: dict[str, Way], device: torch.device, options: Options) -> dict[str, Any]:
+    subject = Subject(name, device, options)
+    subject.run(ways["fp32"], options.before)
+    subject.mark()
+    result: dict[str, Any] = {"problems": []}
+    for part in (one_update, masks, many_updates):
+        result |= part(subject, ways, options, result["problems"])
+    return result
+
+
+class Subject:
+    """An agent that goes several ways from one state."""
+
+    def __init__(self, name: str, device: torch.device, options: Options):
+        self.agent = make_agent(name, device, options.tiny)
+        size = max(self.agent.sample_size(phase) for phase in CYCLE)
+        generator = torch.Generator(device).manual_seed(1)
+        self.batches = make_batches(options.batches, size, self.agent.spec.render_size, generator)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.gradients: dict[str, dict[str, Tensor]] = {}  # of the last update, by optimiser
+        self.given: dict[str, dict[str, Tensor]] = {}  # what optimisers are made to step along
+        self.watched = False
+        names = {id(parameter): name for name, parameter in self.agent.named_parameters()}
+        for optimizer_name, optimizer in self.agent.optimizers.items():
+            own = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
+            optimizer.register_step_pre_hook(self._watcher(optimizer_name, own))
+
+    def _watcher(self, name: str, parameters: dict[str, Tensor]) -> Callable[..., None]:
+        def before(*_: object) -> None:
+            if not self.watched:
+                return
+            self.gradients[name] = {key: p.grad.clone() for key, p in parameters.items() if p.grad is not None}
+            for key, gradient in self.given.get(name, {}).items():
+                parameters[key].grad = gradient
+
+        return before
+
+    def run(self, way: Way, count: int) -> dict[str, float]:
+        """So many updates in the trainer's cycle. Returns the metrics of the last cycle."""
+        updates = self._updates(way, CYCLE)
+        phases = [CYCLE[i % len(CYCLE)] for i in range(count)]
+        updates.run(phases[: -len(CYCLE)])
+        updates.tally.read()
+        updates.run(phases[-len(CYCLE) :])
+        self._check(updates, way)
+        return updates.tally.read()
+
+    def run_watched(self, way: Way) -> dict[str, float]:
+        """One full update from the marked state, whose gradients are kept. Returns its metrics."""
+        self.watched, self.gradients = True, {}
+        updates = self._updates(way, ())
+        for _ in range(WARMUP if way.captured else 0):
+            updates.run([FULL])
+        self.restore()
+        updates.tally.read()
+        updates.run([FULL])
+        self._check(updates, way)
+        self.watched = False
+        return updates.tally.read()
+
+    def batch(self, size: int) -> Batch:
+        """The next one, counted on the device, so that captured updates go on too."""
+        number = self.position % len(self.batches.obs)
+        self.position += 1
+        return Batch(*(part.index_select(0, number)[0, :size] for part in self.batches))
+
+    def mark(self) -> None:
+        self._state = [tensor.clone() for tensor in self._tensors()]
+        self._random = [generator.get_state() for generator in self._generators()]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Back to the marked state, in place: captured updates stay right."""
+        for tensor, value in zip(self._tensors(), self._state, strict=True):
+            tensor.copy_(value)
+        for generator, state in zip(self._generators(), self._random, strict=True):
+            generator.set_state(state)
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.agent.named_parameters() if p.requires_grad}
+
+    def _updates(self, way: Way, cycle: tuple[Phase, ...]) -> Updates[Phase, Batch]:
+        def sample(phase: Phase) -> Batch:
+            return self.batch(self.agent.sample_size(phase))
+
+        recorder = None if way.captured else Recorder()
+        return Updates(sample, self.agent.update, self._generators(), way.path, cycle, recorder=recorder)
+
+    def _generators(self) -> list[torch.Generator]:
+        return [self.agent.generator, self.agent.preparer]
+
+    def _check(self, updates: Updates[Phase, Batch], way: Way) -> None:
+        if way.captured and not updates._recorder.working:
+            raise RuntimeError("the updates could not be captured and ran eagerly")
+
+    def _tensors(self) -> list[Tensor]:
+        states = [state for optimizer in self.agent.optimizers.values() for state in optimizer.state.values()]
+        of_optimizers = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return [*self.agent.state_dict().values(), *of_optimizers, self.position]
+
+
+def one_update(subject: Subject, ways: dict[str, Way], options: Options, problems: list[str]) -> dict[str, Any]:
+    """Gradients by optimiser and tensor, and losses."""
+    subject.given = {}
+    losses = {"fp32": only_losses(subject.run_watched(ways["fp32"]))}
+    reference, found = subject.gradients, {}
+    subject.given = reference
+    for name, way in ways.items():
+        if name != "fp32":
+            losses[name] = only_losses(subject.run_watched(way))
+            found[name] = subject.gradients
+    subject.given = {}
+    result = {}
+    for optimizer, gradients in reference.items():
+        largest = max(float(gradient.norm()) for gradient in gradients.values())
+        kept = [key for key, gradient in gradients.items() if float(gradient.norm()) > NEGLIGIBLE * largest]
+        cosines, scales = defaultdict(dict), defaultdict(dict)
+        for name, own in found.items():
+            for key in kept:
+                cosines[name][key], scales[name][key] = likeness(own[optimizer][key], gradients[key])
+        result[optimizer] = {"left out": sorted(set(gradients) - set(kept)), "cosine": cosines, "size": scales}
+        for name in found:
+            for key, cosine in cosines[name].items():
+                autocast = cosines["autocast"][key]
+                if cosine < min(COSINE, 0.999 - 1.5 * (1 - autocast)):
+                    what = f"{name}: the {optimizer}'s gradient of {key}"
+                    problems.append(f"{what} has cosine {cosine:.4f}, autocast's {autocast:.4f}")
+    return {"gradients": result, "losses of one update": losses}
+
+
+def likeness(gradient: Tensor, reference: Tensor) -> tuple[float, float]:
+    """Cosine, and size relative to the reference."""
+    a, b = gradient.double().flatten(), reference.double().flatten()
+    return float(a @ b / (a.norm() * b.norm()).clamp_min(1e-300)), float(a.norm() / b.norm())
+
+
+def masks(subject: Subject, ways: dict[str, Way], options: Options, problems: list[str]) -> dict[str, Any]:
+    """Overlap with single precision's masks of one batch, mean over pictures, and the least."""
+    agent = subject.agent
+    if not isinstance(agent, SGQN):
+        return {}
+    subject.restore()
+    batch = subject.batch(agent.batch_size)
+    found = {}
+    for name, way in ways.items():
+        with way.path.active():
+            found[name] = agent.attribution_mask(batch)
+    reference, overlaps = found.pop("fp32"), {}
+    for name, mask in found.items():
+        shared, either = (mask & reference).sum(dim=(1, 2, 3)), (mask | reference).sum(dim=(1, 2, 3))
+        overlaps[name] = {"mean": float((shared / either).mean()), "least": float((shared / either).min())}
+        if overlaps[name]["mean"] < IOU and name != "autocast":
+            problems.append(f"{name}: masks overlap by {overlaps[name]['mean']:.3f}")
+    return {"masks": overlaps}
+
+
+def many_updates(subject: Subject, ways: dict[str, Way], options: Options, problems: list[str]) -> dict[str, Any]:
+    """Where the weights are after many updates, by network."""
+    losses, ends = {}, {}
+    subject.restore()
+    start = subject.weights()
+    again = {f"{name} again": ways[name] for name in ("autocast", EAGER) if name in ways}
+    for name, way in {**ways, **again}.items():
+        subject.restore()
+        losses[name] = only_losses(subject.run(way, options.updates))
+        ends[name] = subject.weights()
+    moved = distances(ends["fp32"], start)
+    drifts = {}
+    for name in ways:
+        if name != "fp32":
+            drifts[name] = relative(distances(ends[name], ends["fp32"]), moved)
+    for name in ("captured", "cudnn", "kernels"):
+        for network, drift in drifts.get(name, {}).items():
+            usual = drifts["autocast"][network]
+            if not drift <= 1.25 * usual + 0.02:
+                problems.append(f"{name}: {network} drifts by {drift:.3f}, autocast's by {usual:.3f}")
+    pairs = {}
+    for name, eager in (("captured", "autocast"), ("kernels", EAGER)):
+        if name not in ways:
+            continue
+        apart = relative(distances(ends[name], ends[eager]), moved)
+        noise = relative(distances(ends[eager], ends[f"{eager} again"]), moved)
+        pairs[name] = {network: [apart[network], noise[network]] for network in apart}
+        for network, (distance, usual) in pairs[name].items():
+            if not distance <= 3 * usual + 0.5 * drifts["autocast"][network] + 0.01:
+                problems.append(f"{name}: {network} is {distance:.3f} from its eager run, two eager runs {usual:.3f}")
+    return {"moved": moved, "drift": drifts, "captured beside eager": pairs, "losses at the end": losses}
+
+
+def distances(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, float]:
+    squares: dict[str, float] = defaultdict(float)
+    for name in a:
+        squares[network_of(name)] += float((a[name] - b[name]).double().square().sum())
+    return {network: square**0.5 for network, square in squares.items()}
+
+
+def relative(distance: dict[str, float], to: dict[str, float]) -> dict[str, float]:
+    return {network: value / max(to[network], 1e-12) for network, value in distance.items()}
+
+
+def network_of(parameter: str) -> str:
+    """encoder, projection, heads, actor, log_alpha, decoder, projector or predictor."""
+    return parameter.removeprefix("learner.").removeprefix("critic.").split(".")[0]
+
+
+def only_losses(metrics: dict[str, float]) -> dict[str, float]:
+    return {name.removeprefix("loss/"): value for name, value in metrics.items() if name.startswith("loss/")}
+
+
+# ---- tables
+
+
+def show(found: dict[str, Any], ways: dict[str, Way], options: Options) -> None:
+    fast = [name for name in ways if name != "fp32"]
+    best = next(name for name in ("kernels", "cudnn", "captured") if name in ways)
+    rows, worst = [], []
+    for agent, result in found.items():
+        for optimizer, of in result["gradients"].items():
+            ranked = sorted(of["cosine"][best].items(), key=lambda item: item[1])
+            sizes = [of["size"][best][key] for key, _ in ranked]
+            rows.append(
+                [agent, optimizer, len(ranked), len(of["left out"])]
+                + [f"{min(of['cosine'][name].values()):.5f}" for name in fast]
+                + [" / ".join(str(sum(c < COSINE for c in of["cosine"][n].values())) for n in ("autocast", best))]
+                + [f"{min(sizes):.3f} to {max(sizes):.3f}"]
+            )
+            if len(ranked) > 1:
+                beside = [f"{k} {c:.5f} ({of['cosine']['autocast'][k]:.5f})" for k, c in ranked[:3]]
+                worst.append([f"{agent}, {optimizer}", ", ".join(beside)])
+    below = f"below {COSINE}: autocast / {best}"
+    title = "One update: the least cosine of a gradient with single precision's, over tensors"
+    table(title, ["agent", "optimiser", "tensors", "left out", *fast, below, f"sizes, {best}"], rows)
+    table(f"The three tensors with the least cosine, {best} (autocast)", ["agent, optimiser", "tensors"], worst)
+    left_out = sorted({k for r in found.values() for of in r["gradients"].values() for k in of["left out"]})
+    if left_out:
+        print(f"Left out, below {NEGLIGIBLE:.0e} of the largest: {', '.join(left_out)}\n")
+    rows = [
+        [agent, *(f"{result['masks'][name]['mean']:.4f} ({result['masks'][name]['least']:.3f})" for name in fast)]
+        for agent, result in found.items()
+        if "masks" in result
+    ]
+    if rows:
+        table("Masks: overlap with single precision's, mean over pictures (least)", ["agent", *fast], rows)
+    show_losses("One update: losses", "losses of one update", found, ways)
+    rows = [
+        [agent, network, f"{moved:.3f}", *(f"{result['drift'][name][network]:.3f}" for name in fast)]
+        for agent, result in found.items()
+        for network, moved in result["moved"].items()
+    ]
+    title = f"{options.updates} updates: distance from single precision's weights, in units of the way these went"
+    table(title, ["agent", "network", "way", *fast], rows)
+    rows = []
+    for agent, result in found.items():
+        for name, pairs in result["captured beside eager"].items():
+            network, (apart, noise) = max(pairs.items(), key=lambda item: item[1][0])
+            rows.append([agent, name, network, f"{apart:.4f}", f"{noise:.4f}"])
+    title = f"{options.updates} updates, captured beside eager: distance in the same units, the network furthest apart"
+    table(title, ["agent", "path", "network", "captured and eager", "two eager runs"], rows)
+    show_losses(f"Losses after {options.updates} updates, mean of the last two", "losses at the end", found, ways)
+
+
+def show_losses(title: str, key: str, found: dict[str, Any], ways: dict[str, Way]) -> None:
+    rows = [
+        [agent, loss, *(f"{result[key][name][loss]:.5g}" for name in ways)]
+        for agent, result in found.items()
+        for loss in result[key]["fp32"]
+    ]
+    table(title, ["agent", "loss", *ways], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Options, description=__doc__)))

@@ -1,0 +1,74 @@
+"""What the methods for looking share: their inputs, q in one form, checks, and Captum where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sgqn.attribution.base import QFunction, differentiable
+from sgqn.errors import InvalidValueError, SgqnError
+
+OnStep: TypeAlias = Callable[[int, int], object]
+"""on_step(done, total), called after each forward pass; the last call has done == total."""
+
+
+def captum() -> ModuleType:
+    """`captum.attr`, imported on first use."""
+    try:
+        import captum.attr
+    except ImportError as error:
+        raise SgqnError("this attribution method needs Captum: pip install 'sgqn[explain]'") from error
+    return captum.attr  # type: ignore[no-any-return, unused-ignore]
+
+
+def inputs(obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """The observation as floats that ask for gradients, and the action; to be called outside of inference mode."""
+    return differentiable(obs), action.clone() if action.is_inference() else action.detach()
+
+
+def one_value(q: QFunction) -> QFunction:
+    """q with values of shape (B,), and an error if it has another number of them."""
+
+    def values(obs: Tensor, action: Tensor) -> Tensor:
+        value = q(obs, action)
+        batch = len(obs)
+        if value.shape not in ((batch,), (batch, 1)):
+            raise InvalidValueError(
+                f"q must return one value per observation, ({batch},) or ({batch}, 1), not {tuple(value.shape)}"
+            )
+        return value.reshape(batch)
+
+    return values
+
+
+def repeat(x: Tensor, times: int) -> Tensor:
+    """The whole batch `times` times, one after another: (times * B, ...)."""
+    return x.expand(times, *x.shape).flatten(0, 1)
+
+
+def random(generator: torch.Generator | None) -> torch.Generator:
+    """The caller's generator, or one that gives the same numbers at each call of a method, on every device."""
+    return torch.Generator().manual_seed(0) if generator is None else generator
+
+
+def check_natural(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int) or value < 1:
+            raise InvalidValueError(f"{name} must be a whole number from 1 on, not {value!r}")
+
+
+def check_pictures(obs: Tensor) -> None:
+    if obs.ndim != 4:
+        raise InvalidValueError(f"observations are (B, C, H, W), not {tuple(obs.shape)}")
+
+
+def colours(obs: Tensor, per_frame: bool) -> int:
+    """How many channels are hidden together: three, those of a frame, or all."""
+    channels = obs.shape[1]
+    if per_frame and channels % 3:
+        raise InvalidValueError(f"per_frame: {channels} channels do not divide into frames of three colours")
+    return 3 if per_frame else channels

@@ -1,0 +1,96 @@
+"""What the fused operators' backward passes share."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+Sums = TypeVar("Sums")
+
+
+def wanted(ctx: Any) -> list[bool]:
+    """Which tensor inputs of a function's forward pass want a gradient from the backward pass that runs now.
+
+    `ctx.needs_input_grad` says what could be asked for; attribution asks for the picture's gradient alone, a loss for
+    the weights' alone.
+    """
+    edges = [function for function, _ in ctx.next_functions]
+    return [function is not None and _will_run(function) for function in edges]
+
+
+def _will_run(function: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(function)
+    except RuntimeError:  # a leaf that `torch.autograd.grad` was asked for; the engine says so with an error
+        return True
+
+
+class Uses(Generic[Sums]):
+    """Sums the gradients of weights over all their uses in one backward pass, where autograd would add them up itself,
+    tensor by tensor. The last use hands them over."""
+
+    def __init__(self) -> None:
+        self._uses: list[weakref.ref[Any]] = []
+        self._task = -1
+        self._left = 0
+        self._sums: Sums | None = None
+        self._ended: torch.cuda.Event | None = None
+
+    def note(self, ctx: Any) -> None:
+        """In a forward pass: the weights are used here."""
+        self._uses = [use for use in self._uses if use() is not None]
+        self._uses.append(weakref.ref(ctx))
+
+    def take_turn(self, make: Callable[[], Sums]) -> tuple[Sums, bool, bool]:
+        """In a backward pass: the sums to add to, whether this is the first use, and whether it is the last."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            uses = (use() for use in self._uses)
+            self._task, self._sums, self._left = task, None, sum(use is not None and _will_run(use) for use in uses)
+            self._ended = None
+        if self._ended is not None:
+            torch.cuda.current_stream().wait_event(self._ended)
+        first, sums = self._sums is None, self._sums if self._sums is not None else make()
+        self._left -= 1
+        last = self._left <= 0
+        self._task, self._sums = (-1, None) if last else (task, sums)
+        return sums, first, last
+
+    def end_turn(self, device: torch.device) -> None:
+        """All has been added: the next use, perhaps on another stream, waits for it."""
+        if device.type == "cuda":
+            self._ended = torch.cuda.current_stream(device).record_event()
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """bf16 x bf16 -> float32, of two matrices or two stacks of them."""
+    if a.is_cuda:
+        return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
+    with torch.autocast("cpu", enabled=False):
+        return torch.matmul(a.float(), b.float())
+
+
+def add_matmul(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """total (+)= a b, bf16 x bf16 -> float32, in place; `first` begins anew."""
+    if not a.is_cuda:
+        total.copy_(matmul(a, b) if first else total + matmul(a, b))
+    elif first:
+        (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32, out=total)
+    else:
+        (torch.addmm if a.ndim == 2 else torch.baddbmm)(total, a, b, out_dtype=torch.float32, out=total)
+
+
+def half_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """bf16 x bf16 -> bf16, summed in float32."""
+    return torch.matmul(a, b) if a.is_cuda else matmul(a, b).bfloat16()
+
+
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """relu(x weight^T + bias), all bf16, in one kernel."""
+    if x.is_cuda:
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=False)
+    return (matmul(x, weight.t()) + bias.float()).relu().bfloat16()

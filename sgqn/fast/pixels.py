@@ -1,0 +1,135 @@
+"""Pictures and masks in one pass each: random windows, overlays, quantile masks, filling, mask prediction's loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sgqn.fast import compiler, switch
+
+
+def supported(x: Tensor) -> bool:
+    return switch.enabled() and x.is_cuda
+
+
+def fits_window(obs: Tensor, width: int) -> bool:
+    return supported(obs) and obs.dtype == torch.uint8 and width % 4 == 0
+
+
+def window(obs: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
+    """`sgqn.augmentations.window` of uint8 pictures."""
+    batch, channels, rows, columns = obs.shape
+    out = torch.empty(batch, channels, height, width, dtype=torch.uint8, device=obs.device)
+    parts = min(16, -(-channels * height * width // 1024))
+    arguments = (obs.contiguous(), top.contiguous(), left.contiguous(), out, channels, rows, columns, height, width)
+    compiler.module("pointwise", obs.device).launch("window", (parts, batch), 256, 0, *arguments)
+    return out
+
+
+def fits_overlay(obs: Tensor, pictures: Tensor) -> bool:
+    return supported(obs) and obs.dtype == pictures.dtype == torch.uint8 and pictures[0].numel() % 4 == 0
+
+
+def overlay(obs: Tensor, pictures: Tensor, index: Tensor, alpha: float) -> Tensor:
+    """(1 - alpha) obs + alpha pictures[index], rounded to uint8."""
+    out, frame = torch.empty_like(obs), pictures[0].numel()
+    frames = obs[0].numel() // frame
+    arguments = (obs.contiguous(), pictures, index, out, frame, frames, float(alpha))
+    compiler.module("pointwise", obs.device).launch("blend", (8, len(obs)), 256, 0, *arguments)
+    return out
+
+
+def fits_fill(obs: Tensor, mask: Tensor, value: Tensor | float) -> bool:
+    fits = supported(obs) and obs.dtype == torch.uint8 and mask.dtype == torch.bool and isinstance(value, Tensor)
+    return fits and obs.shape == mask.shape and obs.numel() % 16 == 0
+
+
+def fill(obs: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    """Where the mask is false, the value, rounded to uint8."""
+    obs, mask = obs.contiguous(), mask.contiguous()
+    out = torch.empty_like(obs)
+    arguments = (obs, mask, value.float(), out, obs.numel())
+    compiler.module("pointwise", obs.device).launch("fill_unmasked", 1056, 256, 0, *arguments)
+    return out
+
+
+def fits_floats(obs: Tensor) -> bool:
+    return supported(obs) and obs.dtype == torch.uint8 and obs.numel() % 4 == 0
+
+
+def floats(obs: Tensor) -> Tensor:
+    """uint8 to float32."""
+    out = torch.empty(obs.shape, device=obs.device)
+    compiler.module("pointwise", obs.device).launch("bytes_to_floats", 1056, 256, 0, obs.contiguous(), out, obs.numel())
+    return out
+
+
+def fits_range(obs: Tensor) -> bool:
+    return supported(obs) and obs.dtype == torch.uint8 and obs.numel() % 16 == 0
+
+
+def byte_range(obs: Tensor) -> Tensor:
+    """The least and the greatest byte: two floats."""
+    # Nothing is copied from the host here, which a capture would not allow.
+    found = torch.arange(255, -256, -255, dtype=torch.int32, device=obs.device)[:2]
+    compiler.module("pointwise", obs.device).launch("byte_range", 264, 256, 0, obs.contiguous(), found, obs.numel())
+    return found.float()
+
+
+def fits_share(mask: Tensor) -> bool:
+    return supported(mask) and mask.dtype == torch.bool and mask.numel() % 16 == 0
+
+
+def share(mask: Tensor) -> Tensor:
+    """The share of a boolean mask that is true."""
+    found = torch.zeros((), device=mask.device)
+    arguments = (mask.contiguous(), found, mask.numel(), 1.0 / mask.numel())
+    compiler.module("pointwise", mask.device).launch("share_of_ones", 264, 256, 0, *arguments)
+    return found
+
+
+def fits_quantile(attribution: Tensor, frames: int) -> bool:
+    channels, height, width = attribution.shape[1:]
+    fits = supported(attribution) and attribution.dtype == torch.float32
+    return fits and channels == 3 * frames and height * width <= 8192 and height * width % 4 == 0
+
+
+def quantile_mask(attribution: Tensor, kept: int) -> Tensor:
+    """Per frame of three channels: magnitudes at or above the `kept`-th largest."""
+    attribution = attribution.contiguous()
+    mask = torch.empty(attribution.shape, dtype=torch.bool, device=attribution.device)
+    batch, channels, height, width = attribution.shape
+    arguments = (attribution, mask, height * width, kept)
+    compiler.module("pointwise", mask.device).launch("quantile", batch * channels // 3, 512, 33 * 4, *arguments)
+    return mask
+
+
+def fits_bce(logits: Tensor, mask: Tensor) -> bool:
+    whole = logits.is_contiguous() and logits.numel() % 8 == 0
+    return supported(logits) and logits.dtype == torch.bfloat16 and mask.dtype == torch.bool and whole
+
+
+def bce(logits: Tensor, mask: Tensor) -> Tensor:
+    """Mean binary cross-entropy of bf16 logits with a boolean mask."""
+    loss: Tensor = _BCE.apply(logits, mask.contiguous())
+    return loss
+
+
+class _BCE(torch.autograd.Function):
+    """The forward pass computes the gradient along with the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, mask: Tensor) -> Tensor:
+        loss, gradient = torch.zeros((), device=logits.device), torch.empty_like(logits)
+        kernels = compiler.module("pointwise", logits.device)
+        kernels.launch("bce", 1056, 256, 0, logits, mask, gradient, loss, logits.numel())
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * scale.to(gradient.dtype), None

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sgqn.fast import compiler, decoder, encoder, heads, optimizer, pixels, switch, values
+from tests.fast.emulated import Emulator
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """New networks draw their weights from the default generator."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused kernels run, switched on by `switch.kernels()`, on this CPU."""
+    loaded: dict[str, Emulator] = {}
+
+    def module(name: str, device: torch.device) -> Emulator:
+        if name not in loaded:
+            loaded[name] = Emulator(name)
+        return loaded[name]
+
+    monkeypatch.setattr(compiler, "module", module)
+    monkeypatch.setattr(encoder, "supported", lambda device: True)
+    monkeypatch.setattr(encoder, "processors", lambda device: 2)
+    monkeypatch.setattr(encoder, "on_gpu", lambda x: True)
+    for module_ in (decoder, heads, optimizer, pixels, values):
+        monkeypatch.setattr(module_, "supported", lambda x: switch.enabled())
+
+
+@pytest.fixture
+def paper_agent():
+    """A batch, and a maker of equal SGQN agents of the paper's sizes."""
+    from sgqn.agents import Spec, build_agent
+    from sgqn.agents.settings import AgentSettings
+    from sgqn.augmentations import random_conv
+    from sgqn.replay import Batch
+
+    drawn = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (2, 2, 9, 84, 84), dtype=torch.uint8, generator=drawn)
+    action = torch.rand(2, 6, generator=drawn) * 2 - 1
+    batch = Batch(pictures[0], action, torch.rand(2, generator=drawn), torch.full((2,), 0.99), pictures[1])
+
+    def make():
+        settings = AgentSettings(batch_size=2)
+        return build_agent("sgqn", Spec(action_dim=6), settings, random_conv, seed=0, device="cpu")
+
+    return batch, make

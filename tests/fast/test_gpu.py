@@ -1,0 +1,87 @@
+"""The fused kernels on the GPU that they are written for, at the paper's sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sgqn import attribution
+from sgqn.agents import AGENTS, Agent, AgentSettings, Phase, Spec, build_agent
+from sgqn.augmentations import random_conv
+from sgqn.fast import encoder, switch
+from sgqn.fast.paths import Path, choose
+from sgqn.networks import Encoder
+from sgqn.replay import Batch
+from tests.fast.test_operators import cosine, shaken
+
+BATCH, ACTIONS = 16, 6
+hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not hopper, reason="needs a GPU of compute capability 9.0")]
+
+
+@pytest.fixture(autouse=True)
+def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain products in float32, not in TF32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+def smooth(count: int, channels: int, size: int, spots: int, seed: int) -> Tensor:
+    """In [0, 1], with large spots, as pictures have them."""
+    drawn = torch.Generator().manual_seed(seed)
+    noise = torch.rand(count, channels, spots, spots, generator=drawn)
+    return F.interpolate(noise, size=(size, size), mode="bilinear").cuda()
+
+
+def pictures(count: int, size: int, seed: int) -> Tensor:
+    return (255 * smooth(count, 9, size, 12, seed)).byte()
+
+
+def update(name: str, path: Path) -> dict[str, Tensor]:
+    """The losses of a new agent's first update."""
+    spec = Spec(ACTIONS, render_size=100 if AGENTS[name].crops else 84)
+    settings = AgentSettings(batch_size=BATCH, soda_batch_size=BATCH)
+    agent: Agent = build_agent(name, spec, settings, random_conv, seed=0, device="cuda")
+    shaken(agent, 0.01)
+    drawn, count = torch.Generator().manual_seed(0), agent.sample_size(Phase())
+    action, reward = 2 * torch.rand(count, ACTIONS, generator=drawn) - 1, torch.rand(count, generator=drawn)
+    obs, next_obs = (pictures(count, spec.render_size, seed) for seed in (0, 1))
+    batch = Batch(obs, action.cuda(), reward.cuda(), torch.full((count,), 0.99).cuda(), next_obs)
+    with path.active():
+        metrics = agent.update(batch, Phase())
+    return {key: value.float() for key, value in metrics.items() if key.startswith("loss/")}
+
+
+@pytest.mark.parametrize("name", sorted(AGENTS))
+def test_an_update_by_kernels_has_the_plain_ones_losses(name: str) -> None:
+    plain = update(name, choose("cuda", "eager", "fp32"))
+    fused = update(name, choose("cuda", "kernels"))
+    assert plain
+    assert fused.keys() == plain.keys()
+    for key, value in plain.items():
+        torch.testing.assert_close(fused[key], value, rtol=0.1, atol=0.02, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_the_fused_encoder_is_the_plain_one() -> None:
+    """Features, guided attribution and the weights' gradients."""
+    net, obs = shaken(Encoder().cuda()), pictures(BATCH, 84, 0)
+    towards = 2 * smooth(BATCH, 32, 21, 5, 1) - 1
+
+    def run() -> list[Tensor]:
+        x = attribution.differentiable(obs)
+        with attribution.switchable_relu():
+            features = net(x)
+        values = (features.float() * towards).sum(dim=(1, 2, 3))
+        attributed = attribution.guided_gradient_of(values, x)
+        return [features, attributed, *torch.autograd.grad(values.sum(), list(net.parameters()))]
+
+    plain = run()
+    with switch.kernels():
+        assert encoder.fits(net.convs, obs)
+        fused = run()
+    assert cosine(fused[0], plain[0]) > 0.999
+    for own, expected in zip(fused[1:], plain[1:], strict=True):
+        assert own.shape == expected.shape
+        assert cosine(own, expected) > 0.99

@@ -14,6 +14,7 @@ import tyro
 from sgqn.agents.settings import AgentSettings
 from sgqn.envs.tasks import RENDERERS, SHIFTS, find_task
 from sgqn.errors import DataError, InvalidValueError, UnknownNameError
+from sgqn.fast.paths import PATHS, PRECISIONS
 
 RHO = {"cartpole": 0.98, "ball_in_cup": 0.98}
 """The paper's quantile by domain; 0.95 elsewhere."""
@@ -40,6 +41,11 @@ class TrainConfig:
     """warp, gl or auto. Agents trained on Warp's pictures act as well in OpenGL's."""
     device: str = "auto"
     """auto takes a GPU where there is one."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """bf16 multiplies in bfloat16 and keeps weights in float32; auto does so on GPUs that can."""
+    path: Literal["auto", "eager", "captured", "cudnn", "kernels"] = "auto"
+    """kernels: in CUDA graphs, with fused kernels. cudnn: with cuDNN's convolutions. captured: graphs alone. eager:
+    neither. auto: the fastest."""
 
     replay_capacity: int = 500_000
     pictures: int = 4096
@@ -67,6 +73,10 @@ class TrainConfig:
                 raise UnknownNameError("shift", shift, SHIFTS)
         if self.renderer not in RENDERERS:
             raise UnknownNameError("renderer", self.renderer, RENDERERS)
+        if self.precision not in PRECISIONS:
+            raise UnknownNameError("precision", self.precision, PRECISIONS)
+        if self.path not in PATHS:
+            raise UnknownNameError("path", self.path, PATHS)
         positive = ("steps", "num_envs", "warmup_steps", "replay_capacity", "log_every", "checkpoint_every")
         for name in (*positive, "pictures", "pictures_renewed_every", "keep_checkpoints", "evaluate_episodes"):
             if getattr(self, name) < 1:
@@ -105,6 +115,8 @@ class TrainOptions:
     """paper: the paper's hyperparameters. tiny: small networks, a minute or two on two CPU cores."""
     out: Path = Path("runs")
     """Where runs are kept."""
+    seeds: tuple[int, ...] = ()
+    """One run after another, one for each seed; the same command again goes on where it was stopped."""
     resume: Path | None = None
     """Continue this run from its newest checkpoint, with the configuration it was started with."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
 from sgqn import run
 from sgqn.agents.base import Agent
@@ -22,12 +21,10 @@ from sgqn.replay import Batch
 
 
 class Logs:
-    """Sums metrics on the device and reads them only when a line is written."""
+    """Everything about a run that is meant for a reader."""
 
     def __init__(self, folder: Path, config: TrainConfig, progress: bool):
         self._folder, self._config = folder, config
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
         self._returns: list[float] = []
         self._last_return: float | None = None
         self._seconds = 0.0  # of earlier sessions of this run
@@ -61,21 +58,13 @@ class Logs:
             self._progress.update(self._task, completed=step)
             yield
 
-    def metrics(self, values: dict[str, Tensor]) -> None:
-        """Add one update's metrics."""
-        for name, value in values.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-            self._counts[name] = self._counts.get(name, 0) + 1
-
     def episodes(self, returns: Any) -> None:
         """Add the returns of episodes that have ended."""
         self._returns += [float(value) for value in returns]
 
-    def write(self, step: int, updates: int) -> dict[str, float]:
-        """Write the means since the last line; the only place where the device is waited for."""
-        names = list(self._sums)
-        sums = torch.stack([self._sums[name].float() for name in names]).tolist() if names else []
-        values = {name: total / self._counts[name] for name, total in zip(names, sums, strict=True)}
+    def write(self, step: int, updates: int, means: dict[str, float]) -> None:
+        """Write a line: the means of the updates' metrics since the last one, and the episodes that have ended."""
+        values = dict(means)
         if self._returns:
             self._last_return = sum(self._returns) / len(self._returns)
             values["episode/return"] = self._last_return
@@ -88,11 +77,10 @@ class Logs:
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
         self._board.add_scalar("steps_per_second", rate, step)
-        self._sums, self._counts, self._returns = {}, {}, []
+        self._returns = []
         shown = "" if self._last_return is None else f"return {self._last_return:.0f}"
         loss = f", critic loss {values['loss/critic']:.3g}" if "loss/critic" in values else ""
         self._progress.update(self._task, completed=step, rate=f"{rate:,.0f} steps/s", note=shown + loss)
-        return values
 
     def evaluation(self, step: int, result: Evaluation) -> None:
         run.append_line(self._folder / run.EVALUATIONS, {"step": step, **result.to_dict()})
@@ -106,8 +94,7 @@ class Logs:
         frames = batch.obs[:, -3:].float() / 255
         rows = [frames]
         if isinstance(agent, SGQN):
-            obs, features = agent.traced_features(batch.obs)
-            mask = agent.mask(agent.attribute(obs, features, batch.action)[1]).float()
+            mask = agent.attribution_mask(batch).float()
             rows.append(frames * mask[:, -3:])
             if agent.selfsup:
                 with torch.no_grad():
@@ -118,6 +105,11 @@ class Logs:
     def note(self, text: str) -> None:
         self._progress.update(self._task, note=text)
 
+    def say(self, text: str) -> None:
+        """A line of its own, where progress is shown."""
+        if not self._progress.disable:
+            self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     @property
     def seconds(self) -> float:
         """Wall time of the run so far, earlier sessions included."""
@@ -125,14 +117,11 @@ class Logs:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "sums": {name: total.clone() for name, total in self._sums.items()},
-            "counts": dict(self._counts),
             "returns": list(self._returns),
             "last_return": self._last_return,
             "seconds": self.seconds,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
         self._returns, self._last_return = list(state["returns"]), state["last_return"]
         self._seconds = state["seconds"]

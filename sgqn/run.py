@@ -13,7 +13,7 @@ from sgqn import checkpoint
 from sgqn.agents import Agent, Spec, build_agent, find_agent
 from sgqn.config import TrainConfig, versions
 from sgqn.envs.vector import check_device
-from sgqn.errors import DataError
+from sgqn.errors import DataError, SgqnError
 from sgqn.files import write_atomically
 
 CONFIG, METRICS, EVALUATIONS, REPLAY = "config.json", "metrics.jsonl", "evaluations.jsonl", "replay"
@@ -23,21 +23,22 @@ def folder_of(config: TrainConfig, out: Path) -> Path:
     return out / config.task / config.agent / str(config.seed)
 
 
-def write_config(run: Path, config: TrainConfig) -> None:
-    """Everything needed to repeat the run, with versions."""
-    write_atomically(run / CONFIG, json.dumps({**config.to_dict(), "versions": versions()}, indent=1) + "\n")
+def write_config(run: Path, config: TrainConfig, machine: dict[str, str] | None = None) -> None:
+    """Everything needed to repeat the run, with versions and what the machine does with it."""
+    values = {**config.to_dict(), "versions": versions(), "machine": machine or {}}
+    write_atomically(run / CONFIG, json.dumps(values, indent=1) + "\n")
 
 
 def read_config(run: Path) -> TrainConfig:
     path = run / CONFIG
     try:
         values = json.loads(path.read_text())
-        values.pop("versions", None)
+        about_the_machine = ("versions", "machine")
+        return TrainConfig.from_dict({name: values[name] for name in values if name not in about_the_machine})
     except FileNotFoundError as error:
         raise DataError(f"{run} is not a run: it has no {CONFIG}") from error
-    except (json.JSONDecodeError, AttributeError) as error:
+    except (ValueError, TypeError, SgqnError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
-    return TrainConfig.from_dict(values)
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:

@@ -6,11 +6,14 @@ checkpoints, so a run that was killed goes on, on the CPU bit for bit, as if it 
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import logging
 import math
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,18 +25,27 @@ from torch import Tensor
 
 from sgqn import checkpoint, run
 from sgqn.agents import Phase, build_agent, find_agent, no_augmentation
+from sgqn.agents.base import Metrics
 from sgqn.augmentations import PictureBank, make_augmentation
 from sgqn.config import TrainConfig
 from sgqn.envs.vector import check_device, make_vec
 from sgqn.errors import Interrupted, InvalidValueError, SgqnError
 from sgqn.evaluation import evaluate
+from sgqn.fast import paths
+from sgqn.fast.capture import Policy, Stopwatch, Updates, recorder_for
 from sgqn.logs import Logs
-from sgqn.replay import Replay, prune
+from sgqn.replay import Batch, Replay, prune
 
 logger = logging.getLogger(__name__)
 
 EXPLODED = 1e8
 """A loss beyond this is taken for divergence."""
+
+LONGEST_CYCLE = 16
+"""Updates that are captured as one graph, at most."""
+
+COLLECTION = "time/collection_share"
+"""Share of the time between updates: environments, rendering, replay and policy, as far as they hold updates up."""
 
 
 class DivergedError(SgqnError):
@@ -43,13 +55,14 @@ class DivergedError(SgqnError):
 def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
     """Start the run of `config` in `out/<task>/<agent>/<seed>` and train it to its end."""
     find_agent(config.agent)
+    path = path_of(config)
     folder = run.folder_of(config, out)
     if (folder / run.CONFIG).exists():
         raise InvalidValueError(
             f"{folder} holds a run already: continue it with `sgqn train --resume {folder}`, or choose another --out"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    run.write_config(folder, config)
+    run.write_config(folder, config, path.to_dict())
     Trainer(config, folder, progress).run()
     return folder
 
@@ -59,6 +72,7 @@ def resume(folder: Path, progress: bool = True) -> Path:
     config = run.read_config(folder)
     trainer = Trainer(config, folder, progress)
     try:
+        run.write_config(folder, config, trainer.path.to_dict())
         if checkpoint.list_checkpoints(folder):
             trainer.load(checkpoint.find(folder))
         else:
@@ -69,14 +83,78 @@ def resume(folder: Path, progress: bool = True) -> Path:
     return folder
 
 
+def train_seeds(config: TrainConfig, seeds: Sequence[int], out: Path, progress: bool = True) -> list[Path]:
+    """Train one run for each seed, one after another; returns their folders.
+
+    Called again, it skips what is complete and goes on with what was interrupted. A run that diverges is reported when
+    all others are done.
+    """
+    seeds = list(seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise InvalidValueError(f"seeds must be at least one number and all different, not {seeds!r}")
+    configs = [dataclasses.replace(config, seed=seed) for seed in seeds]
+    folders = [run.folder_of(one, out) for one in configs]
+    for one, folder in zip(configs, folders, strict=True):
+        _check_same(one, folder)
+    failures = []
+    for number, (one, folder) in enumerate(zip(configs, folders, strict=True), 1):
+        name = f"run {number} of {len(seeds)}: seed {one.seed}"
+        started = (folder / run.CONFIG).exists()
+        done = started and _newest_step(folder) >= one.steps
+        if progress:
+            print(name + (" is complete" if done else " goes on" if started else ""), file=sys.stderr)
+        try:
+            if started and not done:
+                resume(folder, progress)
+            elif not started:
+                train(one, out, progress)
+        except DivergedError as error:
+            failures.append(f"seed {one.seed}: {error}")  # not the error itself, which would hold the run's memory
+        except Interrupted as stop:
+            raise Interrupted(f"{stop}, or the whole queue with the same command as before", stop.code) from None
+        gc.collect()  # a run's parts refer to each other; the next one may need their memory
+    if failures:
+        raise DivergedError(f"{len(failures)} of {len(seeds)} runs diverged; {'; '.join(failures)}")
+    return folders
+
+
+def _check_same(config: TrainConfig, folder: Path) -> None:
+    """Refuse to go on with a run of another configuration."""
+    if not (folder / run.CONFIG).exists():
+        return
+    asked, found = config.to_dict(), run.read_config(folder).to_dict()
+    asked |= asked.pop("settings")
+    found |= found.pop("settings")
+    other = [f"{name} is {found[name]!r}, not {asked[name]!r}" for name in asked if asked[name] != found[name]]
+    if other:
+        raise InvalidValueError(
+            f"{folder} holds a run of another configuration ({'; '.join(other)}): choose another --out"
+        )
+
+
+def _newest_step(folder: Path) -> int:
+    """The step of a run's newest checkpoint, 0 without any."""
+    found = checkpoint.list_checkpoints(folder)
+    return checkpoint.step_of(found[-1]) if found else 0
+
+
+def path_of(config: TrainConfig) -> paths.Path:
+    """The way that the run's computation goes on this machine."""
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    device = check_device(automatic if config.device == "auto" else config.device)
+    return paths.choose(device, config.path, config.precision)
+
+
 class Trainer:
     """All parts of one run."""
 
     def __init__(self, config: TrainConfig, folder: Path, progress: bool = True):
         self.config, self.folder = config, folder
         recipe, settings = find_agent(config.agent), config.settings
-        automatic = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = check_device(automatic if config.device == "auto" else config.device)
+        self.path = path_of(config)
+        self.device = self.path.device
+        if self.device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
         self.envs = make_vec(
             config.task,
             config.num_envs,
@@ -105,7 +183,13 @@ class Trainer:
         self.step, self.updates = 0, 0
         self.learn_from = config.warmup_steps
         self.forgiven = 0  # updates that a run resumed without its replay could not make
+        generators = (self.agent.generator, self.agent.preparer, self.sampler)
+        recorder = recorder_for(self.path, generators)
+        self.learning = Updates(self._sample, self._learn, generators, self.path, self._cycle(), recorder=recorder)
+        self.policy = Policy(self._act, generators, self.path, recorder=recorder)
+        self.stopwatch = Stopwatch(self.device)
         self.obs: Tensor | None = None
+        self._host_actions = torch.empty(0)
         self.returns = np.zeros(config.num_envs)
         self.logs = Logs(folder, config, progress)
         self._stop: signal.Signals | None = None
@@ -118,12 +202,13 @@ class Trainer:
         config = self.config
         try:
             with self._signals(), self.logs.open(self.step):
+                self.logs.say(self.path.describe())
                 if self.obs is None:
                     self.obs, _ = self.envs.reset(seed=config.seed)
                     self.replay.start(self.obs)
                 while self.step < config.steps:
                     while self.due > config.num_envs:  # the updates that the warm-up has put off
-                        self._update()
+                        self._update(min(config.num_envs, self.due - config.num_envs))
                         self._check_stop()
                     self._iterate()
                     if self._passed(config.evaluate_every):
@@ -131,6 +216,7 @@ class Trainer:
                     if self._passed(config.checkpoint_every) or self.step >= config.steps:
                         self.save()
                     self._check_stop()
+            self._check_stop()
         finally:
             self.close()
 
@@ -143,9 +229,14 @@ class Trainer:
         """One step of every environment; the updates run while the physics does."""
         assert self.obs is not None
         actions = self._actions(self.obs)
-        self.envs.step_async(actions.cpu().numpy())
-        for _ in range(self.due):
-            self._update()
+        if self.device.type == "cuda":  # the updates are queued before the host waits for the actions: no gap
+            ready = self._to_host(actions)
+            self._update(self.due)
+            ready.synchronize()
+            self.envs.step_async(self._host_actions.numpy())
+        else:
+            self.envs.step_async(actions.numpy())
+            self._update(self.due)
         obs, rewards, terminated, truncated, info = self.envs.step_wait()
         over = terminated | truncated
         last = info["final_obs"] if over.any() else obs
@@ -160,23 +251,54 @@ class Trainer:
         if self._passed(self.config.log_every):
             self._log()
 
+    def _to_host(self, actions: Tensor) -> torch.cuda.Event:
+        """Copy to the host without waiting; the event tells when the actions are there."""
+        if self._host_actions.shape != actions.shape:
+            self._host_actions = torch.empty(actions.shape, pin_memory=True)
+        self._host_actions.copy_(actions, non_blocking=True)
+        return torch.cuda.current_stream(self.device).record_event()
+
     def _actions(self, obs: Tensor) -> Tensor:
         """Random during the warm-up, then drawn from the policy."""
         if self.step >= self.config.warmup_steps:
-            return self.agent.act(obs, deterministic=False)
+            return self.policy(obs)
         shape = (self.config.num_envs, self.spec.action_dim)
         return (torch.rand(shape, generator=self.explorer) * 2 - 1).to(self.device)
 
-    def _update(self) -> None:
-        self.updates += 1
-        settings, count = self.config.settings, self.updates
-        phase = Phase(
-            actor=count % settings.actor_every == 0,
-            targets=count % settings.targets_every == 0,
-            auxiliary=count % settings.auxiliary_every == 0,
+    def _act(self, obs: Tensor) -> Tensor:
+        return self.agent.act(obs, deterministic=False).float()
+
+    def _update(self, count: int) -> None:
+        """The next `count` updates."""
+        if count > 0:
+            self.stopwatch.begin()
+            self.learning.run([self._phase(self.updates + i) for i in range(1, count + 1)])
+            self.stopwatch.end()
+            self.updates += count
+
+    def _sample(self, phase: Phase) -> Batch:
+        """What an update learns from, prepared for it."""
+        return self.agent.prepare(self.replay.sample(self.agent.sample_size(phase), self.sampler))
+
+    def _learn(self, batch: Batch, phase: Phase) -> Metrics:
+        """One update: tensors only, as the sampling before it, so that they can be captured."""
+        return self.agent.learn(batch, phase)
+
+    def _phase(self, update: int) -> Phase:
+        """What belongs to an update, by its number; the first is 1."""
+        settings = self.config.settings
+        return Phase(
+            actor=update % settings.actor_every == 0,
+            targets=update % settings.targets_every == 0,
+            auxiliary=update % settings.auxiliary_every == 0,
         )
-        batch = self.replay.sample(self.agent.sample_size(phase), self.sampler)
-        self.logs.metrics(self.agent.update(batch, phase))
+
+    def _cycle(self) -> list[Phase]:
+        """The phases until they repeat, and again, as many as one iteration has, if they are not too many."""
+        settings = self.config.settings
+        period = math.lcm(settings.actor_every, settings.targets_every, settings.auxiliary_every)
+        whole = min(LONGEST_CYCLE, self.config.num_envs) // period * period
+        return [self._phase(update) for update in range(1, whole + 1)]
 
     @property
     def _renewal(self) -> int:
@@ -190,8 +312,10 @@ class Trainer:
     # ---- looking
 
     def _log(self) -> None:
-        values = self.logs.write(self.step, self.updates)
-        for name, value in values.items():
+        means = self.learning.tally.read()
+        share = self.stopwatch.read()
+        self.logs.write(self.step, self.updates, means if share is None else {**means, COLLECTION: share})
+        for name, value in means.items():
             if name.startswith("loss/") and not (math.isfinite(value) and abs(value) < EXPLODED):
                 kept = checkpoint.newest_good(self.folder)
                 where = f"the last good checkpoint is {kept}" if kept else "there is no checkpoint yet"
@@ -201,6 +325,7 @@ class Trainer:
                 )
         if self._passed(self.config.images_every) and len(self.replay) and self.updates:
             self._log_images()
+        self.stopwatch.skip()
 
     def _log_images(self) -> None:
         """Observation, attribution mask and predicted mask of some stored transitions, with a generator aside."""
@@ -223,6 +348,7 @@ class Trainer:
                 on_step=partial(self._note_evaluation, shift),
             )
             self.logs.evaluation(self.step, result)
+        self.stopwatch.skip()
 
     def _note_evaluation(self, shift: str, done: int, total: int) -> None:
         self.logs.note(f"evaluating {shift} {done}/{total}")
@@ -248,6 +374,7 @@ class Trainer:
             kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self.folder)]
             prune(self.folder / run.REPLAY, [checkpoint.name(step) for step in kept])
         self._saved = (self.step, self.updates)
+        self.stopwatch.skip()
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint of this run."""
@@ -265,6 +392,8 @@ class Trainer:
             self.replay = self._empty_replay()
             assert self.obs is not None
             self.replay.start(self.obs)
+        self.learning.reset()
+        self.policy.reset()
         self._saved = (self.step, self.updates)
 
     def rewind_logs(self) -> None:
@@ -283,6 +412,7 @@ class Trainer:
             "pictures": self.bank.state_dict() if self.bank is not None else None,
             "envs": self.envs.state_dict(),
             "returns": self.returns.copy(),
+            "metrics": self.learning.tally.state_dict(),
             "logs": self.logs.state_dict(),
             "replay": self.config.save_replay,
         }
@@ -297,13 +427,20 @@ class Trainer:
             self.bank.load_state_dict(state["pictures"])
         self.obs = self.envs.load_state_dict(state["envs"])
         self.returns = state["returns"].copy()
+        metrics = state.get("metrics", state["logs"])  # where older checkpoints have them
+        self.learning.tally.load_state_dict(metrics, self.device)
         self.logs.load_state_dict(state["logs"])
 
     def close(self) -> None:
         self.envs.close()
 
     def _generators(self) -> dict[str, torch.Generator]:
-        return {"agent": self.agent.generator, "sampler": self.sampler, "explorer": self.explorer}
+        return {
+            "agent": self.agent.generator,
+            "preparer": self.agent.preparer,
+            "sampler": self.sampler,
+            "explorer": self.explorer,
+        }
 
     def _empty_replay(self) -> Replay:
         config = self.config

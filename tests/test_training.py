@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ import torch
 
 import sgqn
 from sgqn import checkpoint, run, training
-from sgqn.agents import AGENTS
+from sgqn.agents import AGENTS, Phase
 from sgqn.cli import main
 from sgqn.config import TrainConfig, preset
+from sgqn.errors import SgqnError
+from sgqn.replay import Batch
 
 MICRO = [
     *("--task", "cartpole-swingup", "--preset", "tiny", "--quiet", "--device", "cpu"),
@@ -28,6 +31,9 @@ MICRO = [
     *("--pictures-renewed-every", "32", "--log-every", "10", "--images-every", "20", "--evaluate-every", "30"),
     *("--evaluate-shifts", "train", "--checkpoint-every", "20", "--replay-capacity", "50"),
 ]
+
+
+TIMES = ("seconds", "steps_per_second", training.COLLECTION)
 
 
 def micro(out: Path, *extra: str) -> Path:
@@ -40,8 +46,7 @@ def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict], list[dic
     """What two equal runs must share: final weights, metrics and evaluations, without times."""
     loaded = checkpoint.load(checkpoint.find(folder))
     metrics = [
-        {key: value for key, value in line.items() if key not in ("seconds", "steps_per_second")}
-        for line in run.read_lines(folder / run.METRICS)
+        {key: value for key, value in line.items() if key not in TIMES} for line in run.read_lines(folder / run.METRICS)
     ]
     return loaded.weights, metrics, list(run.read_lines(folder / run.EVALUATIONS))
 
@@ -68,6 +73,8 @@ def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) ->
     assert list(folder.glob("events.out.tfevents*"))
     config = json.loads((folder / run.CONFIG).read_text())
     assert config["versions"]["mujoco"].startswith("3.17")
+    assert config["machine"] == {"device": "CPU", "path": "eager", "precision": "fp32", "note": ""}
+    assert all(0 < line[training.COLLECTION] < 1 for line in metrics[2:])
 
     loaded = sgqn.load_agent(folder)
     size = loaded.spec.render_size
@@ -99,9 +106,10 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(agent: str, tmp_path: Path, monk
 
     original = training.Trainer._update
 
-    def update(self: training.Trainer) -> None:
-        original(self)
-        if self.updates == self.stop_at:  # type: ignore[attr-defined]
+    def update(self: training.Trainer, count: int) -> None:
+        before = self.updates
+        original(self, count)
+        if before < (self.stop_at or 0) <= self.updates:  # type: ignore[attr-defined]
             self._stop = signal.SIGTERM
 
     monkeypatch.setattr(training.Trainer, "_update", update)
@@ -153,14 +161,13 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 def test_divergence_stops_with_a_diagnosis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = training.Trainer._update
+    original = training.Trainer._learn
 
-    def update(self: training.Trainer) -> None:
-        original(self)
-        if self.updates == 45:
-            self.logs.metrics({"loss/critic": torch.tensor(float("nan"))})
+    def learn(self: training.Trainer, batch: Batch, phase: Phase) -> dict[str, torch.Tensor]:
+        metrics = original(self, batch, phase)
+        return metrics if self.updates < 44 else {**metrics, "loss/critic": torch.tensor(float("nan"))}
 
-    monkeypatch.setattr(training.Trainer, "_update", update)
+    monkeypatch.setattr(training.Trainer, "_learn", learn)
     assert main(["train", *MICRO, "--out", str(tmp_path)]) == 2
     message = capsys.readouterr().err
     assert "loss/critic is nan" in message
@@ -195,6 +202,15 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(
         (["--resume", "nowhere"], "nowhere"),
         (["--steps", "many"], "many"),
         (["--attribution", "magic"], "magic"),
+        (["--path", "kernels"], "--path eager"),
+        (["--path", "captured"], "--path eager"),
+        (["--path", "magic"], "magic"),
+        (["--precision", "bf16"], "fp32"),
+        (["--seeds"], "--seeds 0 1 2"),
+        (["--seeds", "0", "1", "0"], "[0, 1, 0]"),
+        (["--seeds", "0", "-1"], "-1"),
+        (["--seeds", "0", "1", "--seed", "2"], "--seeds and --seed "),
+        (["--seeds", "0", "--resume", "somewhere"], "--seeds and --resume "),
     ],
 )
 def test_bad_options_give_one_line(
@@ -205,6 +221,7 @@ def test_bad_options_give_one_line(
     assert error.startswith("error: ")
     assert "\n" not in error
     assert part in error
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,6 +240,143 @@ def test_config_survives_json() -> None:
     assert preset("paper", "walker-walk").settings.rho == 0.95
     with pytest.raises(sgqn.DataError, match="bogus"):
         TrainConfig.from_dict({**preset("tiny", "walker-walk").to_dict(), "bogus": 1})
+    chosen = replace(config, path="captured", precision="fp32")
+    assert TrainConfig.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
+    for field in ("path", "precision"):
+        with pytest.raises(sgqn.UnknownNameError, match="magic"):
+            replace(config, **{field: "magic"})
+
+
+def test_configurations_from_before_the_paths_are_read(tmp_path: Path) -> None:
+    config = preset("tiny", "walker-walk")
+    run.write_config(tmp_path, config, {"path": "eager"})
+    assert run.read_config(tmp_path) == config
+    values = json.loads((tmp_path / run.CONFIG).read_text())
+    for name in ("path", "precision", "machine"):
+        del values[name]
+    (tmp_path / run.CONFIG).write_text(json.dumps(values))
+    assert run.read_config(tmp_path) == config
+
+
+def test_the_path_in_use_is_said_and_written_anew_on_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loud = [argument for argument in MICRO if argument != "--quiet"]
+    assert main(["train", *loud, "--steps", "10", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.count("CPU: fp32, eager updates") == 1
+    folder = next(tmp_path.glob("*/*/*"))
+    run.write_config(folder, run.read_config(folder), {"device": "another"})
+    assert main(["train", "--resume", str(folder), "--quiet"]) == 0
+    assert "eager" not in capsys.readouterr().err
+    assert json.loads((folder / run.CONFIG).read_text())["machine"]["device"] == "CPU"
+
+
+# ---- queues of seeds
+
+
+def test_a_queue_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = training.Trainer._update
+
+    def update(self: training.Trainer, count: int) -> None:
+        original(self, count)
+        if self.config.seed == 1 and self.updates >= 23:
+            self._stop = signal.SIGTERM
+
+    command = ["train", *(a for a in MICRO if a != "--quiet"), "--out", str(tmp_path / "queue"), "--seeds", "0", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "_update", update)
+        assert main(command) == 128 + signal.SIGTERM
+    shown = capsys.readouterr().err
+    assert "run 1 of 2: seed 0\n" in shown
+    assert "run 2 of 2: seed 1\n" in shown
+    assert "same command" in shown
+    assert "Traceback" not in shown
+
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "run 1 of 2: seed 0 is complete\n" in shown.err
+    assert "run 2 of 2: seed 1 goes on\n" in shown.err
+    folder = tmp_path / "queue" / "cartpole-swingup" / "sgqn"
+    assert shown.out == f"done: {folder / '0'}\ndone: {folder / '1'}\n"
+    assert_same(folder / "1", micro(tmp_path / "alone", "--seed", "1"))
+
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert main(command) == 0
+    assert main([*command, "--rho", "0.9", "--steps", "80"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "steps is 60, not 80" in error
+    assert "rho is 0.98, not 0.9" in error
+    assert "seed" not in error.replace("seeds", "")
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_run_that_diverges_does_not_stop_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = training.Trainer._learn
+
+    def learn(self: training.Trainer, batch: Batch, phase: Phase) -> dict[str, torch.Tensor]:
+        metrics = original(self, batch, phase)
+        return metrics if self.config.seed else {**metrics, "loss/critic": torch.tensor(float("nan"))}
+
+    monkeypatch.setattr(training.Trainer, "_learn", learn)
+    assert main(["train", *MICRO, "--steps", "30", "--out", str(tmp_path), "--seeds", "0", "1"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "1 of 2 runs diverged; seed 0: loss/critic is nan" in error
+    assert checkpoint.find(tmp_path / "cartpole-swingup" / "sgqn" / "1").name == "step_000000030"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_queue_survives_signals_at_any_time(tmp_path: Path) -> None:
+    """SIGTERM and SIGKILL in turn until the queue is done; then every run is as if it had been left alone."""
+    shape = [*MICRO, "--agent", "sac", "--steps", "200"]
+    command = [sys.executable, "-m", "sgqn.cli", "train", *shape, "--seeds", "0", "1", "--out", str(tmp_path / "queue")]
+    code, stops = None, 0
+    for patience in (*range(8, 40, 4), 600):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        try:
+            code = process.wait(timeout=patience)
+            break
+        except subprocess.TimeoutExpired:
+            stops += 1
+            process.send_signal(signal.SIGTERM if stops % 2 else signal.SIGKILL)
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode in (128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL), errors
+            assert "Traceback" not in errors
+    assert code == 0
+    assert stops > 0
+    for seed in ("0", "1"):
+        alone = tmp_path / f"alone{seed}"
+        assert main(["train", *shape, "--seed", seed, "--out", str(alone)]) == 0
+        assert_same(*(out / "cartpole-swingup" / "sac" / seed for out in (tmp_path / "queue", alone)))
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("path", ["eager", "captured", "kernels"])
+def test_a_run_on_a_gpu_stops_and_goes_on(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = training.Trainer._update
+
+    def update(self: training.Trainer, count: int) -> None:
+        original(self, count)
+        if self.updates == 30:
+            self._stop = signal.SIGTERM
+
+    command = ["train", *MICRO, "--device", "cuda", "--path", path, "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "_update", update)
+        assert main(command) == 128 + signal.SIGTERM
+    folder = next(tmp_path.glob("*/*/*"))
+    assert main(["train", "--resume", str(folder), "--quiet"]) == 0
+    metrics = list(run.read_lines(folder / run.METRICS))
+    assert [line["step"] for line in metrics] == list(range(10, 70, 10))
+    assert metrics[-1]["updates"] == 58
+    assert all(np.isfinite(line["loss/critic"]) for line in metrics if line["updates"])
+    assert json.loads((folder / run.CONFIG).read_text())["machine"]["path"] == path
 
 
 def test_pictures_do_not_disturb_the_run(tmp_path: Path) -> None:
@@ -242,3 +396,10 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path) -> None:
     (folder / run.METRICS).write_text('{"step": 10, "upd')
     assert main(["train", "--resume", str(folder), "--quiet"]) == 0
     assert_same(whole, folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", '{"task": "walker-walk"}', "null"])
+def test_a_damaged_configuration_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / run.CONFIG).write_text(text)
+    with pytest.raises(SgqnError, match=r"config\.json is damaged"):
+        run.read_config(tmp_path)

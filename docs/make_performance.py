@@ -1,0 +1,81 @@
+"""Draws the learning curves of docs/performance.md into docs/images/learning_gpu.png.
+
+    python docs/make_performance.py                                               # from docs/performance/*.csv
+    python docs/make_performance.py kernels=runs/walker-walk/sgqn/0/metrics.jsonl   # takes a run's returns over first
+
+The curves are `kernels` (the long run), `cudnn`, `resumed` and `killed` (the same run before it was killed). Needs
+matplotlib.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+DOCS = Path(__file__).parent
+DATA = DOCS / "performance"
+COLUMNS = ("step", "return", "seconds")
+CURVES = {
+    "kernels": ("kernels", "C0", "-"),
+    "cudnn": ("cudnn", "C1", "-"),
+    "resumed": ("kernels, killed and resumed", "C2", "-"),
+    "killed": ("the same before the kill", "C2", ":"),
+}
+
+
+def take_over(name: str, metrics: Path) -> None:
+    """Write the lines of a run's metrics that have a return to docs/performance/<name>.csv."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = [(line["step"], line["episode/return"], line["seconds"]) for line in lines if "episode/return" in line]
+    DATA.mkdir(exist_ok=True)
+    with (DATA / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows((step, f"{value:.1f}", f"{seconds:.1f}") for step, value, seconds in rows)
+
+
+def read(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, returns, seconds."""
+    rows = np.loadtxt(DATA / f"{name}.csv", delimiter=",", skiprows=1, ndmin=2)
+    return rows[:, 0], rows[:, 1], rows[:, 2]
+
+
+def draw() -> None:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
+    steps, returns, seconds = read("kernels")
+    left.axhline(700, color="0.8", linewidth=1)
+    left.plot(steps / 1000, returns, color="C0", marker=".")
+    left.set(xlabel="thousand agent steps", ylabel="return of training episodes", ylim=(0, 800))
+    left.set_xlim(0, steps[-1] / 1000)
+    thousands, minutes = np.append(0, steps) / 1000, np.append(0, seconds) / 60
+    top = left.secondary_xaxis(
+        "top", functions=(lambda x: np.interp(x, thousands, minutes), lambda x: np.interp(x, minutes, thousands))
+    )
+    top.set_xlabel("minutes")
+    for name, (label, color, style) in CURVES.items():
+        steps, returns, _ = read(name)
+        first = steps <= 20_000
+        right.plot(steps[first] / 1000, returns[first], style, color=color, marker=".", label=label)
+    right.set(xlabel="thousand agent steps", ylim=(0, None), xticks=range(0, 21, 4))
+    right.legend(frameon=False, loc="upper left")
+    for axes in (left, right):
+        axes.spines[["right"]].set_visible(False)
+    right.spines["top"].set_visible(False)
+    figure.savefig(DOCS / "images" / "learning_gpu.png", dpi=110)
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        name, _, path = argument.partition("=")
+        if name not in CURVES or not path:
+            sys.exit(f"{argument!r} is not NAME=METRICS with a name of {', '.join(CURVES)}")
+        take_over(name, Path(path))
+    draw()

@@ -12,7 +12,7 @@ from sgqn.envs.registration import register
 from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameError, WorkerError
 
 if TYPE_CHECKING:
-    from sgqn import attribution
+    from sgqn import attribution, saliency
     from sgqn.envs import make, make_vec
     from sgqn.evaluation import evaluate
     from sgqn.run import load_agent
@@ -25,6 +25,7 @@ _LAZY = {
     "evaluate": "sgqn.evaluation",
     "load_agent": "sgqn.run",
     "attribution": "",
+    "saliency": "",
 }
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "load_agent",
     "make",
     "make_vec",
+    "saliency",
 ]
 
 register()

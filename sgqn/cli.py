@@ -126,7 +126,7 @@ def _one_line(box: str) -> str:
 
 @command("train")
 def train() -> None:
-    """Train an agent, or go on with a run (`--resume RUN`)."""
+    """Train an agent, several (`--seeds 0 1 2`), or go on with a run (`--resume RUN`)."""
 
 
 def _parse_train(args: list[str]) -> Callable[[], None]:
@@ -137,17 +137,31 @@ def _parse_train(args: list[str]) -> Callable[[], None]:
     defaults = preset(name if name in ("paper", "tiny") else "paper", _peek(args, "--task", "walker-walk"))
     flat = (tyro.conf.OmitArgPrefixes,)
     options: TrainOptions = _tyro("train", TrainOptions, args, default=TrainOptions(defaults), config=flat)
+    if _has(args, "--seeds"):
+        for other in ("--resume", "--seed"):
+            if _has(args, other):
+                raise InvalidValueError(f"--seeds and {other} exclude each other: --seeds names all runs of a queue")
+        if not options.seeds:
+            raise InvalidValueError("--seeds needs at least one number, such as --seeds 0 1 2")
 
     def call() -> None:
         from sgqn import training
 
-        if options.resume is None:
-            folder = training.train(options.config, options.out, progress=not options.quiet)
+        config, out, progress = options.config, options.out, not options.quiet
+        if options.seeds:
+            folders = training.train_seeds(config, options.seeds, out, progress)
+        elif options.resume is not None:
+            folders = [training.resume(options.resume, progress)]
         else:
-            folder = training.resume(options.resume, progress=not options.quiet)
-        print(f"done: {folder}")
+            folders = [training.train(config, out, progress)]
+        for folder in folders:
+            print(f"done: {folder}")
 
     return call
+
+
+def _has(args: list[str], option: str) -> bool:
+    return any(arg == option or arg.startswith(option + "=") for arg in args)
 
 
 def _peek(args: list[str], option: str, default: str) -> str:
@@ -228,6 +242,57 @@ def evaluate(
 
 def _advance(progress: Progress, bar: TaskID, done: int, total: int) -> None:
     progress.update(bar, completed=done, total=total)
+
+
+# Looking into an agent
+
+
+@command("explain")
+def explain(
+    paths: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")],
+    shift: str = "video_hard",
+    out: Path = Path("explain.png"),
+    method: tuple[str, ...] = (),
+    rho: tuple[float, ...] = (),
+    frames: int | None = None,
+    seed: int = 0,
+    renderer: str = "auto",
+    device: str = "cpu",
+) -> None:
+    """Show where agents look: moments of an episode as a sheet (.png), or all of it as a film (.mp4).
+
+    One block of pictures for each run, method and rho. On a sheet all agents are shown the same moments, of the episode
+    that the first one plays; in a film each plays its own.
+
+    Args:
+        paths: One or several runs' folders, or checkpoints', of one task.
+        shift: train, color_easy, color_hard, video_easy, video_hard.
+        out: Where to write; the suffix, .png or .mp4, decides which.
+        method: gradient, guided_backprop, grad_cam, guided_grad_cam, integrated_gradients, smoothgrad, occlusion,
+            rise: one or several; by default the run's own.
+        rho: Quantile below which pixels are masked, one or several; by default the run's own.
+        frames: Sheet: number of moments, 4 if not given. Film: number of steps, the whole episode if not given.
+        seed: Everyone who uses the same seed meets the same episode.
+        renderer: gl (the benchmark's own pixels), warp, or auto.
+        device: Where the networks run.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from sgqn import explain as explaining
+
+    bars: dict[str, TaskID] = {}
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what)
+            progress.update(bars[what], completed=done, total=total)
+
+        episode = explaining.explain(paths, out, shift, method, rho, frames, seed, renderer, device, report)
+    print(f"{out}: {shift}, return of the first agent {episode.rewards.sum():.1f} in {len(episode.rewards)} steps")
+    print(f"renderer {episode.renderer}, backgrounds {episode.backgrounds}")
 
 
 # Data

@@ -6,10 +6,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sgqn.agents.base import Agent
 from sgqn.envs.vector import make_vec
@@ -45,6 +46,17 @@ class Evaluation:
         return {**dataclasses.asdict(self), "returns": list(self.returns), "mean": self.mean, "std": self.std}
 
 
+class Moment(NamedTuple):
+    """What an agent meets at one step of the episodes that are still going on, one row each."""
+
+    step: int
+    episodes: np.ndarray
+    obs: Tensor
+    action: Tensor
+    mask: Tensor
+    """The controlled system in each stacked frame, by the simulator: bool (B, frames, H, W)."""
+
+
 def evaluate(
     agent: Agent,
     task: str,
@@ -57,10 +69,11 @@ def evaluate(
     num_workers: int | None = None,
     action_repeat: int | None = None,
     on_step: Callable[[int, int], None] | None = None,
+    watch: Callable[[Moment], None] | None = None,
 ) -> Evaluation:
     """Play episodes 0 .. episodes - 1 of the seed, several at a time; `on_step(done, total)` reports steps.
 
-    Everyone who evaluates with the same seed meets the same starts, colours and clips.
+    Everyone who evaluates with the same seed meets the same starts, colours and clips. `watch` is shown every moment.
     """
     if episodes < 1:
         raise InvalidValueError(f"episodes must be at least 1, not {episodes!r}")
@@ -76,18 +89,24 @@ def evaluate(
         action_repeat=action_repeat,
         image_size=agent.spec.render_size,
         frame_stack=agent.spec.channels // 3,
+        masks=watch is not None,
         num_workers=num_workers,
     )
     try:
         returns = np.zeros((rounds, count))
         total = rounds * envs.task.episode_steps
         for index in range(rounds):
-            obs, _ = envs.reset(seed=seed, options={"episode": index * count})
-            running = np.ones(count, dtype=bool)
+            obs, info = envs.reset(seed=seed, options={"episode": index * count})
+            playing = np.arange(index * count, (index + 1) * count)
+            running = playing < episodes
             for step in range(envs.task.episode_steps):
                 with torch.no_grad():
                     action = agent.act(obs, deterministic=True)
-                obs, reward, terminated, truncated, _ = envs.step(action)
+                if watch is not None and running.any():
+                    rows = torch.as_tensor(np.flatnonzero(running), device=obs.device)
+                    mask = info["mask"].to(obs.device)
+                    watch(Moment(step, playing[running], obs[rows], action[rows], mask[rows]))
+                obs, reward, terminated, truncated, info = envs.step(action)
                 returns[index] += reward * running
                 running &= ~(terminated | truncated)
                 if on_step is not None:

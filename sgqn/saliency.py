@@ -28,9 +28,8 @@ from sgqn.attribution.base import QFunction
 from sgqn.attribution.common import check_natural, check_pictures, one_value
 from sgqn.attribution.mask import magnitude_of, quantile_mask
 from sgqn.augmentations import center_crop
-from sgqn.envs.vector import make_vec
 from sgqn.errors import InvalidValueError, UnknownNameError
-from sgqn.evaluation import MAX_ENVS
+from sgqn.evaluation import Moment, evaluate
 
 FILLS = ("zero", "mean", "blur")
 
@@ -402,54 +401,37 @@ def measure(
     if fill not in FILLS:
         raise UnknownNameError("fill", fill, FILLS)
     probe = _Probe(agent, method, rho, steps if curves else 0, fill, batch_size)
-    count = min(episodes, num_envs or MAX_ENVS)
-    rounds = math.ceil(episodes / count)
-    envs = make_vec(
+
+    def look(moment: Moment) -> None:
+        if moment.step % every == 0:
+            probe(moment.episodes, moment.obs, moment.action, moment.mask)
+
+    played = evaluate(
+        agent,
         task,
-        count,
-        shift=shift,
-        seed=seed,
-        renderer=renderer,
-        device=agent.device,
-        action_repeat=action_repeat,
-        image_size=agent.spec.render_size,
-        frame_stack=agent.spec.channels // 3,
-        masks=True,
+        shift,
+        episodes,
+        seed,
+        renderer,
+        num_envs=num_envs,
         num_workers=num_workers,
+        action_repeat=action_repeat,
+        on_step=on_step,
+        watch=look,
     )
-    returns = np.zeros(rounds * count)
-    try:
-        total = rounds * envs.task.episode_steps
-        for index in range(rounds):
-            obs, info = envs.reset(seed=seed, options={"episode": index * count})
-            playing = np.arange(index * count, (index + 1) * count)
-            running = playing < episodes
-            for step in range(envs.task.episode_steps):
-                action = agent.act(obs, deterministic=True)
-                if step % every == 0 and running.any():
-                    rows = torch.as_tensor(np.flatnonzero(running), device=obs.device)
-                    probe(playing[running], obs[rows], action[rows], info["mask"].to(obs.device)[rows])
-                obs, reward, terminated, truncated, info = envs.step(action)
-                returns[playing] += reward * running
-                running &= ~(terminated | truncated)
-                if on_step is not None:
-                    on_step(index * envs.task.episode_steps + step + 1, total)
-        renderer, backgrounds = envs.metadata["renderer"], envs.metadata["backgrounds"]
-    finally:
-        envs.close()
     by_episode, drawn = probe.results(episodes)
     return Saliency(
         task,
         shift,
         seed,
-        renderer,
-        backgrounds,
+        played.renderer,
+        played.backgrounds,
         method,
         probe.rho,
         fill,
         every,
         probe.frames,
-        tuple(float(value) for value in returns[:episodes]),
+        played.returns,
         means={name: float(values.nanmean()) for name, values in by_episode.items()},
         errors={name: _standard_error(values) for name, values in by_episode.items()},
         curves=drawn,

@@ -6,6 +6,10 @@ import os
 import tempfile
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("sgqn", deadline=None)  # how long an example takes tells of the machine, not of the code
+settings.load_profile("sgqn")
 
 # Tests run in parallel processes, one a core: more threads than cores would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"

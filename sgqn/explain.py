@@ -17,13 +17,14 @@ from torch import Tensor
 from sgqn import attribution, checkpoint
 from sgqn import run as runs
 from sgqn.agents import Agent
-from sgqn.attribution import OnStep, QFunction
+from sgqn.attribution import OnStep
 from sgqn.augmentations import center_crop
 from sgqn.config import TrainConfig
 from sgqn.data import written_atomically
 from sgqn.envs.env import make
 from sgqn.envs.tasks import check_shift
 from sgqn.errors import InvalidValueError
+from sgqn.saliency import q_of
 
 SUFFIXES = (".png", ".mp4")
 MOMENTS = 4
@@ -205,24 +206,12 @@ def play(
     )
 
 
-def value_of(agent: Agent) -> QFunction:
-    """The value that is attributed: of the first critic, or as the agent's own settings say."""
-    learner: Any = getattr(agent, "learner", agent)
-    target: Any = getattr(agent, "target_of", lambda values: values[0])
-
-    def q(obs: Tensor, action: Tensor) -> Tensor:
-        value: Tensor = target(learner.values(learner.encode(obs), action))
-        return value
-
-    return q
-
-
 def attribute(agent: Agent, seen: Tensor, actions: Tensor, method: str, on_step: OnStep | None = None) -> Tensor:
     """The attribution (B, C, H, W) of Q(s, a) to what the networks see, by the method of that name."""
     chosen: Any = attribution.get(method)
     if on_step is not None and "on_step" in inspect.signature(chosen).parameters:
         chosen = functools.partial(chosen, on_step=on_step)
-    result: Tensor = chosen(value_of(agent), seen, actions)
+    result: Tensor = chosen(q_of(agent), seen, actions)
     return result
 
 

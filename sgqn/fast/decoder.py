@@ -16,13 +16,11 @@ from sgqn.fast.weights import Copies, form_of, padded
 Shape = tuple[int, int, int]
 
 
-def supported(x: Tensor) -> bool:
-    return switch.enabled() and x.is_cuda
-
-
 def fits(embedding: Tensor, base: Shape, convs: tuple[nn.Conv2d, ...]) -> bool:
     filters = [base[0], *(conv.out_channels for conv in convs[:2])]
-    return supported(embedding) and all(256 % (number // 2) == 0 for number in filters) and convs[2].out_channels == 9
+    return (
+        switch.takes(embedding) and all(256 % (number // 2) == 0 for number in filters) and convs[2].out_channels == 9
+    )
 
 
 def decode(linear: nn.Linear, convs: tuple[nn.Conv2d, ...], base: Shape, embedding: Tensor, action: Tensor) -> Tensor:

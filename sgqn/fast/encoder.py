@@ -176,11 +176,7 @@ def _weight_gradients(kernels: compiler.Module, sums: Tensor) -> list[Tensor]:
 
 def fits_layers(convs: nn.ModuleList, obs: Tensor) -> bool:
     filters = [conv.out_channels for conv in convs if isinstance(conv, nn.Conv2d)]
-    return switch.enabled() and on_gpu(obs) and all(number % 8 == 0 and 2048 % number == 0 for number in filters)
-
-
-def on_gpu(x: Tensor) -> bool:
-    return x.is_cuda
+    return switch.takes(obs) and all(number % 8 == 0 and 2048 % number == 0 for number in filters)
 
 
 def encode_by_layers(convs: nn.ModuleList, obs: Tensor, guided: Callable[[], bool]) -> Tensor:

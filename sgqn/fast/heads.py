@@ -15,15 +15,11 @@ from sgqn.fast.weights import Copies, form_of, padded
 Rule = Callable[[], bool]
 
 
-def supported(x: Tensor) -> bool:
-    return switch.enabled() and x.is_cuda
-
-
 # ---- tanh(norm(linear(features)))
 
 
 def fits_projection(linear: nn.Linear, features: Tensor) -> bool:
-    return supported(features) and linear.in_features % 8 == 0 and linear.out_features <= 256
+    return switch.takes(features) and linear.in_features % 8 == 0 and linear.out_features <= 256
 
 
 def project(linear: nn.Linear, norm: nn.LayerNorm, features: Tensor) -> Tensor:
@@ -97,7 +93,7 @@ class _Project(torch.autograd.Function):
 
 
 def fits_mlp(x: Tensor, networks: Sequence[nn.Sequential]) -> bool:
-    if not supported(x):
+    if not switch.takes(x):
         return False
     hidden = networks[0][0].out_features
     return isinstance(hidden, int) and hidden % 128 == 0

@@ -15,10 +15,6 @@ from sgqn.fast.weights import Converted, copies_of
 MOST_TENSORS, CHUNK = 48, 4096
 
 
-def supported(x: Tensor) -> bool:
-    return switch.enabled() and x.is_cuda
-
-
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam`, fused. Its state is the same by either way, so that one can go on where the other stopped."""
 
@@ -37,7 +33,7 @@ class Adam(torch.optim.Adam):
 
     def _fits(self, group: dict[str, Any]) -> bool:
         tensors = group["params"]
-        if not supported(tensors[0]) or len(tensors) > MOST_TENSORS:
+        if not switch.takes(tensors[0]) or len(tensors) > MOST_TENSORS:
             return False
         if group["weight_decay"] or group["amsgrad"] or group["maximize"] or not group["capturable"]:
             return False

@@ -10,12 +10,8 @@ from torch import Tensor
 from sgqn.fast import compiler, switch
 
 
-def supported(x: Tensor) -> bool:
-    return switch.enabled() and x.is_cuda
-
-
 def fits_window(obs: Tensor, width: int) -> bool:
-    return supported(obs) and obs.dtype == torch.uint8 and width % 4 == 0
+    return switch.takes(obs) and obs.dtype == torch.uint8 and width % 4 == 0
 
 
 def window(obs: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
@@ -29,7 +25,7 @@ def window(obs: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> T
 
 
 def fits_overlay(obs: Tensor, pictures: Tensor) -> bool:
-    return supported(obs) and obs.dtype == pictures.dtype == torch.uint8 and pictures[0].numel() % 4 == 0
+    return switch.takes(obs) and obs.dtype == pictures.dtype == torch.uint8 and pictures[0].numel() % 4 == 0
 
 
 def overlay(obs: Tensor, pictures: Tensor, index: Tensor, alpha: float) -> Tensor:
@@ -42,7 +38,7 @@ def overlay(obs: Tensor, pictures: Tensor, index: Tensor, alpha: float) -> Tenso
 
 
 def fits_fill(obs: Tensor, mask: Tensor, value: Tensor | float) -> bool:
-    fits = supported(obs) and obs.dtype == torch.uint8 and mask.dtype == torch.bool and isinstance(value, Tensor)
+    fits = switch.takes(obs) and obs.dtype == torch.uint8 and mask.dtype == torch.bool and isinstance(value, Tensor)
     return fits and obs.shape == mask.shape and obs.numel() % 16 == 0
 
 
@@ -56,7 +52,7 @@ def fill(obs: Tensor, mask: Tensor, value: Tensor) -> Tensor:
 
 
 def fits_floats(obs: Tensor) -> bool:
-    return supported(obs) and obs.dtype == torch.uint8 and obs.numel() % 4 == 0
+    return switch.takes(obs) and obs.dtype == torch.uint8 and obs.numel() % 4 == 0
 
 
 def floats(obs: Tensor) -> Tensor:
@@ -67,7 +63,7 @@ def floats(obs: Tensor) -> Tensor:
 
 
 def fits_range(obs: Tensor) -> bool:
-    return supported(obs) and obs.dtype == torch.uint8 and obs.numel() % 16 == 0
+    return switch.takes(obs) and obs.dtype == torch.uint8 and obs.numel() % 16 == 0
 
 
 def byte_range(obs: Tensor) -> Tensor:
@@ -79,7 +75,7 @@ def byte_range(obs: Tensor) -> Tensor:
 
 
 def fits_share(mask: Tensor) -> bool:
-    return supported(mask) and mask.dtype == torch.bool and mask.numel() % 16 == 0
+    return switch.takes(mask) and mask.dtype == torch.bool and mask.numel() % 16 == 0
 
 
 def share(mask: Tensor) -> Tensor:
@@ -92,7 +88,7 @@ def share(mask: Tensor) -> Tensor:
 
 def fits_quantile(attribution: Tensor, frames: int) -> bool:
     channels, height, width = attribution.shape[1:]
-    fits = supported(attribution) and attribution.dtype == torch.float32
+    fits = switch.takes(attribution) and attribution.dtype == torch.float32
     return fits and channels == 3 * frames and height * width <= 8192 and height * width % 4 == 0
 
 
@@ -108,7 +104,7 @@ def quantile_mask(attribution: Tensor, kept: int) -> Tensor:
 
 def fits_bce(logits: Tensor, mask: Tensor) -> bool:
     whole = logits.is_contiguous() and logits.numel() % 8 == 0
-    return supported(logits) and logits.dtype == torch.bfloat16 and mask.dtype == torch.bool and whole
+    return switch.takes(logits) and logits.dtype == torch.bfloat16 and mask.dtype == torch.bool and whole
 
 
 def bce(logits: Tensor, mask: Tensor) -> Tensor:

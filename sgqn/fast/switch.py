@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import Tensor
+
 _state = threading.local()
 _blocks = itertools.count(1)
 
@@ -24,6 +26,11 @@ def kernels(encoder: bool = True) -> Iterator[None]:
 
 def enabled() -> bool:
     return current_block() != 0
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernels are on and can work on this tensor."""
+    return enabled() and x.is_cuda
 
 
 def encoder_enabled() -> bool:

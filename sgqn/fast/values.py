@@ -11,15 +11,11 @@ from torch import Tensor
 from sgqn.fast import compiler, switch
 
 
-def supported(x: Tensor) -> bool:
-    return switch.enabled() and x.is_cuda
-
-
 def fits(tensors: Sequence[Tensor], most: int) -> bool:
     """Rows of float32 of one length, not too many."""
     first = tensors[0]
     alike = all(t.dtype == torch.float32 and t.shape == first.shape and t.ndim == 1 for t in tensors)
-    return len(tensors) <= most and supported(first) and alike
+    return len(tensors) <= most and switch.takes(first) and alike
 
 
 def squared_errors(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

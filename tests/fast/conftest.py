@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sgqn.fast import compiler, decoder, encoder, heads, optimizer, pixels, switch, values
+from sgqn.fast import compiler, encoder, switch
 from tests.fast.emulated import Emulator
 
 
@@ -26,9 +26,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "module", module)
     monkeypatch.setattr(encoder, "supported", lambda device: True)
     monkeypatch.setattr(encoder, "processors", lambda device: 2)
-    monkeypatch.setattr(encoder, "on_gpu", lambda x: True)
-    for module_ in (decoder, heads, optimizer, pixels, values):
-        monkeypatch.setattr(module_, "supported", lambda x: switch.enabled())
+    monkeypatch.setattr(switch, "takes", lambda x: switch.enabled())
 
 
 @pytest.fixture

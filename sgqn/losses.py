@@ -76,7 +76,7 @@ def mask_prediction_loss(logits: Tensor, mask: Tensor) -> Tensor:
     logits and a boolean mask, or a soft one in [0, 1].
     """
     _same_shape(logits=logits, mask=mask)
-    if pixels.fits_bce(logits, mask):
+    if pixels.fits_logits(logits, mask):
         return pixels.bce(logits, mask)
     return F.binary_cross_entropy_with_logits(logits, mask.detach().to(logits.dtype))
 

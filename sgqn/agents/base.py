@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -116,7 +115,7 @@ def minimize(optimizer: torch.optim.Optimizer, losses: Losses, before_step: Join
     """One step down the sum of the losses, for the optimizer's own parameters alone."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.zero_grad(set_to_none=True)
-    reduce(torch.add, losses.values()).backward(inputs=parameters)
+    torch.autograd.backward(list(losses.values()), inputs=parameters)
     before_step()
     optimizer.step()
     return {f"loss/{name}": loss.detach() for name, loss in losses.items()}

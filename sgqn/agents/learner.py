@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sgqn.agents.base import Agent, Losses, Metrics, minimize
 from sgqn.agents.settings import AgentSettings
+from sgqn.fast.streams import Join, done
 from sgqn.networks import Encoder
 from sgqn.replay import Batch
 
@@ -53,8 +54,8 @@ class Learner(Agent):
     def critic_losses(self, batch: Batch, values: tuple[Tensor, ...]) -> Losses:
         raise NotImplementedError
 
-    def critic_step(self, losses: Losses) -> Metrics:
-        return minimize(self.optimizers["critic"], losses)
+    def critic_step(self, losses: Losses, before_step: Join = done) -> Metrics:
+        return minimize(self.optimizers["critic"], losses, before_step)
 
     def actor_features(self, obs: Tensor) -> Tensor:
         """What `actor_step` wants of the observations."""

@@ -17,12 +17,13 @@ from sgqn.attribution import (
     guided_gradient_of,
     quantile_mask,
     share,
+    sign_agreement,
     soft_mask,
     switchable_relu,
 )
 from sgqn.augmentations import Augmentation
 from sgqn.fast.pixels import byte_range, fits_range
-from sgqn.fast.streams import Join, aside, done
+from sgqn.fast.streams import AHEAD, FIRST, Join, aside, done, mark
 from sgqn.losses import consistency_loss, mask_prediction_loss
 from sgqn.networks import AttributionDecoder
 from sgqn.replay import Batch
@@ -72,15 +73,18 @@ class SGQN(Agent):
         metrics, mask = self.critic_step(batch)
         auxiliary, device = phase.auxiliary and self.selfsup, batch.obs.device
         with aside(device) as join_mask:  # on a GPU, the mask beside its prediction
+            features, seen = None, None
             if auxiliary and (mask is None or self.settings.recompute_attribution):
                 # Attributed with the weights that the critic step left, as the actor sees them: one pass serves both.
                 trains = phase.actor and self.settings.actor_trains_encoder
                 leaf, features = self.traced_features(batch.obs, trains)
+                seen = None if trains else mark(device)  # the actor need not wait for the mask
                 mask = self.mask(self.attribute(self.traced_values(features, batch.action), leaf, batch))
             elif phase.actor:
                 features = self.learner.actor_features(batch.obs)
-            with aside(device, stream=1) as join_actor:
+            with aside(device, FIRST, since=seen) as join_actor:
                 if phase.actor:
+                    assert features is not None
                     metrics |= self.learner.actor_step(features)
                 if phase.targets:
                     self.learner.target_step()
@@ -101,20 +105,22 @@ class SGQN(Agent):
             return learner.critic_step(learner.critic_losses(batch, values)), None
         leaf, features = self.traced_features(batch.obs)
         values = self.traced_values(features, action)
-        with aside(leaf.device, stream=1) as join_fill:
+        with aside(leaf.device, FIRST) as join_fill:
             fill_value = self.fill_value(batch.obs)
-        with aside(leaf.device) as join_losses:  # the target need not wait for the mask, nor the mask for the target
+        with aside(leaf.device) as join_losses:  # nobody but the values' own gradient waits for the target
             losses = learner.critic_losses(batch, values)
         mask = self.mask(self.attribute(values, leaf, batch))
         join_fill()
         masked = fill(batch.obs, mask, fill_value)
-        with aside(leaf.device, stream=1) as join_masked:  # its backward pass then runs beside the other
+        with aside(leaf.device, FIRST) as join_masked:  # its backward pass then runs beside the other
             masked_values = learner.values(learner.encode(masked), action)
+        with aside(leaf.device, AHEAD) as join_share:
+            kept = share(mask)
         join_masked()
-        join_losses()
         losses["consistency"] = self.settings.consistency_weight * consistency_loss(values, masked_values)
-        metrics = learner.critic_step(losses)
-        return metrics | {"mask/kept": share(mask)}, mask
+        metrics = learner.critic_step(losses, join_losses)
+        join_share()
+        return metrics | {"mask/kept": kept}, mask
 
     def predict(self, obs: Tensor, action: Tensor) -> Tensor:
         """The logits of M_theta."""
@@ -125,8 +131,7 @@ class SGQN(Agent):
         logits = self.predict(self.augmentation(batch.obs, self.generator), batch.action)
         before_loss()
         with aside(mask.device) as join:
-            salient = mask if mask.dtype == torch.bool else mask > 0.5
-            agreement = share((logits.detach() > 0) == salient)
+            agreement = sign_agreement(logits, mask)
         loss = {"mask": mask_prediction_loss(logits, mask)}
         metrics = minimize(self.optimizers["auxiliary"], loss, before_step)  # whose weights the actor's loss reads
         join()

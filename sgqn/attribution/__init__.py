@@ -16,7 +16,7 @@ from sgqn.attribution.guided_backprop import (
 )
 from sgqn.attribution.guided_grad_cam import guided_grad_cam
 from sgqn.attribution.integrated_gradients import integrated_gradients
-from sgqn.attribution.mask import Mask, fill, quantile_mask, share, soft_mask
+from sgqn.attribution.mask import Mask, fill, quantile_mask, share, sign_agreement, soft_mask
 from sgqn.attribution.occlusion import occlusion
 from sgqn.attribution.rise import rise
 from sgqn.attribution.smoothgrad import smoothgrad
@@ -64,6 +64,7 @@ __all__ = [
     "relu_rule",
     "rise",
     "share",
+    "sign_agreement",
     "smoothgrad",
     "soft_mask",
     "switchable_relu",

@@ -60,6 +60,14 @@ def share(mask: Tensor) -> Tensor:
     return pixels.share(mask) if pixels.fits_share(mask) else mask.mean(dtype=torch.float32)
 
 
+def sign_agreement(logits: Tensor, mask: Tensor) -> Tensor:
+    """The share of pixels whose logit is positive where they are salient (more than half), and only there."""
+    if pixels.fits_logits(logits, mask):
+        return pixels.agreement(logits, mask)
+    salient = mask if mask.dtype == torch.bool else mask > 0.5
+    return share((logits.detach() > 0) == salient)
+
+
 def fill(obs: Tensor, mask: Tensor, value: Tensor | float = 0) -> Tensor:
     """s ⊙ M + value (1 - M): what the mask leaves out becomes `value` (0 in the paper), a number or a tensor.
 

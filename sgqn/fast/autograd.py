@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from sgqn.fast.streams import WEIGHTS, side
+
 Sums = TypeVar("Sums")
+Work = Callable[[], Sequence[Tensor | None]]
 
 
 def wanted(ctx: Any) -> list[bool]:
@@ -64,6 +68,59 @@ class Uses(Generic[Sums]):
         """All has been added: the next use, perhaps on another stream, waits for it."""
         if device.type == "cuda":
             self._ended = torch.cuda.current_stream(device).record_event()
+
+
+class Later:
+    """Gradients of weights computed beside the rest of a backward pass, which need not wait for them.
+
+    An operator takes the parameters that `gate` returns; its backward pass leaves the work with `put` and returns
+    `placeholders` for their gradients. The gate's backward pass, on a stream of its own, does the work, and autograd
+    sees to it that who reads the gradients waits. With `uses`, each gate is one use of the weights.
+    """
+
+    def __init__(self, uses: Uses[Any] | None = None):
+        self.uses = uses
+        self._work: Work | None = None
+        self._reads: tuple[Tensor, ...] = ()
+
+    def gate(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        device = parameters[0].device
+        if not (torch.is_grad_enabled() and any(p.requires_grad for p in parameters)):
+            return parameters
+        with torch.cuda.stream(side(device, WEIGHTS)) if device.type == "cuda" else nullcontext():
+            gated: tuple[Tensor, ...] = _Gate.apply(self, *parameters)
+        return gated
+
+    def put(self, work: Work, reads: tuple[Tensor, ...]) -> None:
+        """`work` returns the gradients of all parameters; `reads` are the tensors that it reads."""
+        self._work, self._reads = work, reads
+
+    def take(self) -> Sequence[Tensor | None]:
+        assert self._work is not None
+        for tensor in self._reads:
+            if tensor.is_cuda:  # its memory may be given away only when this stream has read it
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        work, self._work, self._reads = self._work, None, ()
+        return work()
+
+
+def placeholders(shapes: Sequence[torch.Size], device: torch.device) -> tuple[Tensor, ...]:
+    """Gradients in name only, for the gate."""
+    return tuple(torch.empty((), device=device).expand(shape) for shape in shapes)
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, later: Later, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.later = later
+        if later.uses is not None:
+            later.uses.note(ctx)
+        return tuple(p.view_as(p) for p in parameters)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *_: Tensor) -> tuple[Any, ...]:
+        return None, *ctx.later.take()
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

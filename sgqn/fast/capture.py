@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sgqn.fast.paths import Path
-from sgqn.fast.streams import aside
+from sgqn.fast.streams import AHEAD, MAIN_PRIORITY, aside
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class GraphRecorder(Recorder):
 
     def _side(self) -> torch.cuda.Stream:
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.cuda.Stream(self._device, priority=MAIN_PRIORITY)
         return self._stream
 
     def _capture(self, work: Work) -> Work:
@@ -256,7 +256,7 @@ class Updates(Generic[Phase, Input]):
         counted, ready = [], self._prepare(phases[0])
         for phase, following in zip(phases, (*phases[1:], None), strict=True):
             given = ready
-            with aside(self._path.device) as join:
+            with aside(self._path.device, AHEAD) as join:
                 if following is not None:
                     ready = self._prepare(following)
             counted.append(self.tally.add(self._step(given, phase)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sgqn.fast import compiler, switch
-from sgqn.fast.autograd import Uses, add_matmul, half_matmul, linear_relu, matmul, wanted
+from sgqn.fast.autograd import Later, Uses, add_matmul, half_matmul, linear_relu, matmul, placeholders, wanted
 from sgqn.fast.weights import Copies, form_of, padded
 
 Rule = Callable[[], bool]
@@ -27,7 +27,8 @@ def project(linear: nn.Linear, norm: nn.LayerNorm, features: Tensor) -> Tensor:
     form = form_of(linear, _Projection, lambda: _Projection(linear))
     features = features.flatten(1).to(torch.bfloat16)
     parameters = (linear.weight, linear.bias, norm.weight, norm.bias)
-    embedding: Tensor = _Project.apply(features, form, norm.eps, *parameters)
+    later = Later(form.uses)
+    embedding: Tensor = _Project.apply(features, form, norm.eps, later, *later.gate(parameters))
     return embedding
 
 
@@ -40,14 +41,12 @@ class _Projection(Copies):
         super().__init__([(linear.weight, self.weight[:rows])])
         self.uses: Uses[tuple[Tensor, list[tuple[Tensor, Tensor]]]] = Uses()
 
-    def begin(self, columns: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Sums of the gradients of bias, gamma and beta; and the factors of the weight's gradient."""
-        return torch.zeros(3, columns, device=self.weight.device), []
-
 
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, features: Tensor, form: _Projection, epsilon: float, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, features: Tensor, form: _Projection, epsilon: float, later: Later, *parameters: Tensor
+    ) -> Tensor:
         weight, bias, gamma, beta = parameters
         rows, columns = len(features), len(weight)
         kernels = compiler.module("pointwise", features.device)
@@ -59,8 +58,7 @@ class _Project(torch.autograd.Function):
         kernels.launch("norm_tanh_forward", -(-rows // 8), 256, 0, *arguments)
         ctx.save_for_backward(features, gamma, out, normalised, scale)
         ctx.form, ctx.versions = form, form.versions()
-        if any(ctx.needs_input_grad[3:]):
-            form.uses.note(ctx)
+        ctx.later, ctx.shapes = later, [p.shape for p in parameters]
         return out
 
     @staticmethod
@@ -69,24 +67,29 @@ class _Project(torch.autograd.Function):
         features, gamma, out, normalised, scale = ctx.saved_tensors
         for_features, *for_parameters = wanted(ctx)
         ctx.form.check(ctx.versions)
-        rows, columns = out.shape
-        weight = ctx.form.weight
-        flowing = torch.empty(rows, len(weight), dtype=torch.bfloat16, device=out.device)
-        sums, factors, last = None, [], False
-        if any(for_parameters):
-            (sums, factors), _, last = ctx.form.uses.take_turn(lambda: ctx.form.begin(columns))
-            factors.append((flowing, features))
-        kernels = compiler.module("pointwise", out.device)
+        (rows, columns), device, weight = out.shape, out.device, ctx.form.weight
+        flowing = torch.empty(rows, len(weight), dtype=torch.bfloat16, device=device)
+        sums = torch.zeros(3, columns, device=device) if any(for_parameters) else None  # of bias, gamma and beta
+        kernels = compiler.module("pointwise", device)
         arguments = (gradient.contiguous(), out, normalised, scale, gamma, flowing, sums, rows, columns, len(weight))
         kernels.launch("norm_tanh_backward", 16, 256, 3 * 256 * 4, *arguments)
         of_features = half_matmul(flowing, weight) if for_features else None
-        if sums is not None:
-            ctx.form.uses.end_turn(out.device)
-        if sums is None or not last:
-            return of_features, None, None, None, None, None, None
-        # One product over all uses: cuBLAS is slow at adding to what is there.
-        left, right = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*factors, strict=True))
-        return of_features, None, None, matmul(left.t(), right)[:columns], *sums.unbind()
+        if sums is None:
+            return of_features, *([None] * 7)
+
+        def of_parameters() -> Sequence[Tensor | None]:
+            (total, factors), first, last = ctx.form.uses.take_turn(lambda: (sums, []))
+            if not first:
+                total.add_(sums)
+            factors.append((flowing, features))
+            if not last:
+                return [None] * 4
+            # One product over all uses: cuBLAS is slow at adding to what is there.
+            left, right = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*factors, strict=True))
+            return [matmul(left.t(), right)[:columns], *total.unbind()]
+
+        ctx.later.put(of_parameters, (flowing, features, sums))
+        return of_features, None, None, None, *placeholders(ctx.shapes, device)
 
 
 # ---- linear, ReLU, linear, ReLU, linear: one network, or several of a shape side by side
@@ -102,7 +105,8 @@ def fits_mlp(x: Tensor, networks: Sequence[nn.Sequential]) -> bool:
 def values(networks: Sequence[nn.Sequential], embedding: Tensor, action: Tensor, guided: Rule) -> tuple[Tensor, ...]:
     """The values (B,) of networks with one output each; `guided` as in the encoder."""
     form = form_of(networks[0], _Stacked, lambda: _Stacked(networks))
-    return _Values.apply(embedding.float(), action.float(), guided, form, *form.sources)
+    later = Later(form.uses)
+    return _Values.apply(embedding.float(), action.float(), guided, form, later, *later.gate(form.sources))
 
 
 def perceptron(network: nn.Sequential, x: Tensor, guided: Rule) -> Tensor:
@@ -143,18 +147,16 @@ class _Stacked(Copies):
         super().__init__(pairs)
         self.uses: Uses[tuple[Tensor, Tensor, Tensor]] = Uses()
 
-    def zero_sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the first two weights' gradients, which their first use sets, and of all smaller ones."""
-        device, number, hidden = self.weight1.device, self.number, self.hidden
-        weight1 = torch.empty(self.weight1.shape, device=device)
-        weight2 = torch.empty(self.weight2.shape, device=device)
-        return weight1, weight2, torch.zeros(3 * number * hidden + number, device=device)
+    def begin(self, small: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of the first two weights' gradients, which their first use sets, and of all smaller ones."""
+        weight1, weight2 = (torch.empty(w.shape, device=w.device) for w in (self.weight1, self.weight2))
+        return weight1, weight2, small
 
 
 class _Values(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, embedding: Tensor, action: Tensor, guided: Rule, form: _Stacked, *parameters: Tensor
+        ctx: Any, embedding: Tensor, action: Tensor, guided: Rule, form: _Stacked, later: Later, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
         rows, number, hidden, device = len(embedding), form.number, form.hidden, embedding.device
         kernels = compiler.module("pointwise", device)
@@ -169,8 +171,7 @@ class _Values(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.guided, ctx.form, ctx.versions = guided, form, form.versions()
         ctx.widths = embedding.shape[1], action.shape[1]
-        if any(ctx.needs_input_grad[4:]):
-            form.uses.note(ctx)
+        ctx.later, ctx.shapes = later, [p.shape for p in parameters]
         return out.unbind()
 
     @staticmethod
@@ -181,10 +182,10 @@ class _Values(torch.autograd.Function):
         form: _Stacked = ctx.form
         form.check(ctx.versions)
         asked = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        nothing = (None,) * (4 + 6 * form.number)
-        if not asked:
-            return nothing
-        guided, trained = int(ctx.guided()), any(for_parameters)
+        trained = any(for_parameters)
+        if not asked and not trained:
+            return (None,) * (5 + 6 * form.number)
+        guided = int(ctx.guided())
         # One network's value alone, as in attribution, or all of them.
         alone = len(asked) == 1 and not trained
         part = slice(asked[0], asked[0] + 1) if alone else slice(0, form.number)
@@ -193,12 +194,8 @@ class _Values(torch.autograd.Function):
         weight1 = form.weight1[part.start * hidden : part.stop * hidden]
         hidden1 = hidden1[:, part.start * hidden : part.stop * hidden]
         hidden2, weight2, last_weight = hidden2[part], form.weight2[part], form.last[part]
-        sums: Any = (None,) * 4
-        first = last = False
-        if trained:
-            (of_weight1, of_weight2, small), first, last = form.uses.take_turn(form.zero_sums)
-            sums = small.split([number * hidden] * 3 + [number])
-        d_last, d_bias2, d_bias1, d_last_bias = sums
+        small = torch.zeros(3 * number * hidden + number, device=device) if trained else None
+        d_last, d_bias2, d_bias1, d_last_bias = _small_parts(small, number * hidden)
         kernels = compiler.module("pointwise", device)
         grid = (number * hidden // 128, 16)
         d_hidden2 = torch.empty_like(hidden2)
@@ -214,19 +211,33 @@ class _Values(torch.autograd.Function):
             d_joined, (wide, narrow) = half_matmul(d_hidden1, weight1), ctx.widths
             of_embedding = d_joined[:, :wide].float() if for_embedding else None
             of_action = d_joined[:, wide : wide + narrow].float() if for_action else None
-        if trained:
+        if small is None:
+            return of_embedding, of_action, *([None] * (3 + 6 * form.number))
+
+        def of_parameters() -> Sequence[Tensor | None]:
+            (of_weight1, of_weight2, total), first, last = form.uses.take_turn(lambda: form.begin(small))
             add_matmul(of_weight1, d_hidden1.t(), joined, first)
             by_network = hidden1.reshape(rows, number, hidden).transpose(0, 1)
             add_matmul(of_weight2, d_hidden2.transpose(1, 2), by_network, first)
-            form.uses.end_turn(device)
-        if not last:
-            return of_embedding, of_action, *nothing[2:]
-        of_parameters: list[Tensor] = []
-        for i in range(number):
-            own = slice(i * hidden, (i + 1) * hidden)
-            of_parameters += (of_weight1[own, : form.inputs], d_bias1[own], of_weight2[i])
-            of_parameters += (d_bias2[own], d_last[own].view(1, hidden), d_last_bias[i : i + 1])
-        return of_embedding, of_action, None, None, *of_parameters
+            if not first:
+                total.add_(small)
+            if not last:
+                return [None] * (6 * number)
+            d_last, d_bias2, d_bias1, d_last_bias = _small_parts(total, number * hidden)
+            gradients: list[Tensor | None] = []
+            for i in range(number):
+                own = slice(i * hidden, (i + 1) * hidden)
+                gradients += (of_weight1[own, : form.inputs], d_bias1[own], of_weight2[i])
+                gradients += (d_bias2[own], d_last[own].view(1, hidden), d_last_bias[i : i + 1])
+            return gradients
+
+        ctx.later.put(of_parameters, (d_hidden1, d_hidden2, hidden1, joined, small))
+        return of_embedding, of_action, None, None, None, *placeholders(ctx.shapes, device)
+
+
+def _small_parts(small: Tensor | None, width: int) -> Any:
+    """The gradients of the last weights, the second biases, the first biases and the last biases."""
+    return (None,) * 4 if small is None else small.split([width, width, width, len(small) - 3 * width])
 
 
 class _Perceptron(torch.autograd.Function):

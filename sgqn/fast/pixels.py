@@ -102,7 +102,7 @@ def quantile_mask(attribution: Tensor, kept: int) -> Tensor:
     return mask
 
 
-def fits_bce(logits: Tensor, mask: Tensor) -> bool:
+def fits_logits(logits: Tensor, mask: Tensor) -> bool:
     whole = logits.is_contiguous() and logits.numel() % 8 == 0
     return switch.takes(logits) and logits.dtype == torch.bfloat16 and mask.dtype == torch.bool and whole
 
@@ -114,18 +114,27 @@ def bce(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 class _BCE(torch.autograd.Function):
-    """The forward pass computes the gradient along with the loss."""
-
     @staticmethod
     def forward(ctx: Any, logits: Tensor, mask: Tensor) -> Tensor:
-        loss, gradient = torch.zeros((), device=logits.device), torch.empty_like(logits)
+        loss = torch.zeros((), device=logits.device)
         kernels = compiler.module("pointwise", logits.device)
-        kernels.launch("bce", 1056, 256, 0, logits, mask, gradient, loss, logits.numel())
-        ctx.save_for_backward(gradient)
+        kernels.launch("bce_forward", 1056, 256, 0, logits, mask, loss, logits.numel())
+        ctx.save_for_backward(logits, mask)
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * scale.to(gradient.dtype), None
+        logits, mask = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        arguments = (logits, mask, scale.float(), gradient, logits.numel())
+        compiler.module("pointwise", logits.device).launch("bce_backward", 2112, 256, 0, *arguments)
+        return gradient, None
+
+
+def agreement(logits: Tensor, mask: Tensor) -> Tensor:
+    """The share of logits whose sign tells the mask."""
+    found = torch.zeros((), device=logits.device)
+    arguments = (logits.detach(), mask.contiguous(), found, logits.numel())
+    compiler.module("pointwise", logits.device).launch("agreement", 264, 256, 0, *arguments)
+    return found

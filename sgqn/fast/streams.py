@@ -13,31 +13,49 @@ from sgqn.fast import switch
 Join = Callable[[], None]
 """Waits, on the current stream, for what was put aside."""
 
+MAIN_PRIORITY = -2
+"""Of the stream that everything waits for in the end."""
+BESIDE, FIRST, WEIGHTS, AHEAD = 0, 1, 2, 3
+"""The streams: for what can wait a little, for what is wanted next, for gradients of weights, for the next update."""
+_PRIORITIES = {BESIDE: -1, FIRST: MAIN_PRIORITY, WEIGHTS: 0, AHEAD: 0}
+
 
 def done() -> None:
     """Nothing to wait for."""
 
 
 @contextmanager
-def aside(device: torch.device, stream: int = 0) -> Iterator[Join]:
+def aside(device: torch.device, stream: int = BESIDE, since: torch.cuda.Event | None = None) -> Iterator[Join]:
     """Where the fused kernels are switched on, what runs inside may run beside what follows, until the function that is
     yielded is called: small kernels then hide behind large ones. Elsewhere it simply runs.
 
-    Tensors made inside may be used only after that call, and tensors used inside must live that long. Backward passes
-    run where their forward passes ran. `stream` tells which of several to use.
+    It waits for all that was before it, or, with `since`, for what was before that `mark`. Tensors made inside may be
+    used only after the call, and tensors used inside must live that long. Backward passes run where their forward
+    passes ran.
     """
-    if not (switch.enabled() and device.type == "cuda"):
+    if not _possible(device):
         yield done
         return
-    side = _side(device, stream)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        yield lambda: torch.cuda.current_stream(device).wait_stream(side)
+    beside = side(device, stream)
+    if since is None:
+        beside.wait_stream(torch.cuda.current_stream(device))
+    else:
+        beside.wait_event(since)
+    with torch.cuda.stream(beside):
+        yield lambda: torch.cuda.current_stream(device).wait_stream(beside)
+
+
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """This point of the current stream, for `aside`."""
+    return torch.cuda.current_stream(device).record_event() if _possible(device) else None
 
 
 @cache
-def _side(device: torch.device, stream: int) -> torch.cuda.Stream:
-    del stream  # a key of the cache
+def side(device: torch.device, stream: int) -> torch.cuda.Stream:
     # Gradients of weights come from several streams; the engine's waiting for each other is what we want.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device, priority=_PRIORITIES[stream])
+
+
+def _possible(device: torch.device) -> bool:
+    return switch.enabled() and device.type == "cuda"

@@ -384,7 +384,7 @@ def test_mask_prediction_loss_and_gradient():
     mask = torch.rand(2, 9, 12, 12) < 0.3
     plain = nn.functional.binary_cross_entropy_with_logits(logits.float(), mask.float())
     with switch.kernels():
-        assert pixels.fits_bce(logits, mask)
+        assert pixels.fits_logits(logits, mask)
         fused = losses.mask_prediction_loss(logits, mask)
     torch.testing.assert_close(fused, plain)
     (expected,) = torch.autograd.grad(plain, logits)

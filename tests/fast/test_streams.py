@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sgqn.fast import switch
-from sgqn.fast.streams import aside, done
+from sgqn.fast.streams import FIRST, aside, done, mark
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ def test_on_the_cpu_what_is_put_aside_runs_at_once(kernels: bool) -> None:
     with switch.kernels() if kernels else nullcontext():
         with aside(CPU) as join:
             order.append("aside")
-            with aside(CPU, stream=1) as join_inner:
+            with aside(CPU, stream=FIRST, since=mark(CPU)) as join_inner:
                 order.append("inside")
             order.append("still aside")
         order.append("after")

@@ -381,10 +381,42 @@ KERNEL __launch_bounds__(MASK_THREADS) quantile(const float* map, u8* mask, long
 
 // ---------------------------------------------------------------- mask prediction
 
-// Mean binary cross-entropy of logits (bf16) with a mask (bytes of 0 or 1), and its gradient, in one pass. `loss` is added
-// to. Eight logits a thread.
-KERNEL bce(const uint4* logits, const uint2* mask, uint4* gradient, float* loss, long count) {
-  float each = 1.f / (float)count, sum = 0.f;
+// loss += the mean binary cross-entropy of logits (bf16) with a mask (bytes of 0 or 1); eight a thread.
+KERNEL bce_forward(const uint4* logits, const uint2* mask, float* loss, long count) {
+  float sum = 0.f;
+  for (long i = global_thread(); i < count / 8; i += global_threads()) {
+    uint4 eight = logits[i];
+    uint2 bits = mask[i];
+    u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      float x = k & 1 ? high_half(pairs[k >> 1]) : low_half(pairs[k >> 1]);
+      float target = (float)(((k < 4 ? bits.x : bits.y) >> (8 * (k & 3))) & 1u);
+      sum += fmaxf(x, 0.f) - x * target + fast_log(1.f + fast_exp(-fabsf(x)));
+    }
+  }
+  sum = warp_sum(sum);
+  if ((threadIdx.x & 31) == 0) atomicAdd(loss, sum / (float)count);
+}
+// total += the share of logits that are positive where the mask is 1, and only there.
+KERNEL agreement(const uint4* logits, const uint2* mask, float* total, long count) {
+  int agree = 0;
+  for (long i = global_thread(); i < count / 8; i += global_threads()) {
+    uint4 eight = logits[i];
+    uint2 bits = mask[i];
+    u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      float x = k & 1 ? high_half(pairs[k >> 1]) : low_half(pairs[k >> 1]);
+      agree += (x > 0.f ? 1u : 0u) == (((k < 4 ? bits.x : bits.y) >> (8 * (k & 3))) & 1u) ? 1 : 0;
+    }
+  }
+  agree = warp_sum(agree);
+  if ((threadIdx.x & 31) == 0) atomicAdd(total, (float)agree / (float)count);
+}
+// The gradient of the mean binary cross-entropy, times scale[0].
+KERNEL bce_backward(const uint4* logits, const uint2* mask, const float* scale, uint4* gradient, long count) {
+  float each = scale[0] / (float)count;
   for (long i = global_thread(); i < count / 8; i += global_threads()) {
     uint4 eight = logits[i];
     uint2 bits = mask[i];
@@ -397,7 +429,6 @@ KERNEL bce(const uint4* logits, const uint2* mask, uint4* gradient, float* loss,
       for (int h = 0; h < 2; h++) {
         float x = h ? high_half(pairs[k]) : low_half(pairs[k]), target = (float)((two >> (8 * h)) & 1u);
         float e = fast_exp(-fabsf(x)), r = fast_reciprocal(1.f + e);
-        sum += fmaxf(x, 0.f) - x * target + fast_log(1.f + e);
         d[h] = ((x >= 0.f ? r : e * r) - target) * each;
       }
       pairs[k] = pack_bf16(d[0], d[1]);
@@ -405,8 +436,6 @@ KERNEL bce(const uint4* logits, const uint2* mask, uint4* gradient, float* loss,
     eight.x = pairs[0], eight.y = pairs[1], eight.z = pairs[2], eight.w = pairs[3];
     gradient[i] = eight;
   }
-  sum = warp_sum(sum);
-  if ((threadIdx.x & 31) == 0) atomicAdd(loss, sum * each);
 }
 
 // ---------------------------------------------------------------- weights
@@ -416,23 +445,24 @@ KERNEL bce(const uint4* logits, const uint2* mask, uint4* gradient, float* loss,
 KERNEL convert(const long long* table) {
   const long long* row = table + blockIdx.y * 7;
   const float* from = (const float*)row[0];
-  long rows = (long)row[2], columns = (long)row[3], pitch = (long)row[4], count = rows * columns;
-  long group = (long)row[6], groups = group ? rows / group : 0;
+  u32 rows = (u32)row[2], columns = (u32)row[3], pitch = (u32)row[4], count = rows * columns;
+  u32 group = (u32)row[6], groups = group ? rows / group : 0, first = (u32)global_thread(), step = (u32)global_threads();
   bf16* half = (bf16*)row[1];
   float* full = (float*)row[1];
   if (row[5] && columns % 4 == 0 && pitch % 4 == 0 && !group) {
-    for (long i = global_thread(); i < count / 4; i += global_threads()) {
+    for (u32 i = first; i < count / 4; i += step) {
       float4 v = ((const float4*)from)[i];
       uint2 pairs;
       pairs.x = pack_bf16(v.x, v.y);
       pairs.y = pack_bf16(v.z, v.w);
-      long r = i * 4 / columns;
+      u32 r = i * 4 / columns;
       *(uint2*)(half + r * pitch + (i * 4 - r * columns)) = pairs;
     }
     return;
   }
-  for (long i = global_thread(); i < count; i += global_threads()) {
-    long r = i / columns, to = group ? r % group * groups + r / group : r, at = to * pitch + (i - r * columns);
+#pragma unroll 4
+  for (u32 i = first; i < count; i += step) {
+    u32 r = i / columns, to = group ? r % group * groups + r / group : r, at = to * pitch + (i - r * columns);
     if (row[5]) half[at] = to_bf16(from[i]);
     else full[at] = from[i];
   }
@@ -443,6 +473,67 @@ KERNEL convert(const long long* table) {
 // A 3x3 convolution after nearest upsampling is, on the small map, a 2x2 convolution with four times the outputs: pixel
 // (2 i + py, 2 j + px) of the large map is output (2 py + px) of the window at (i + py, j + px). "Windows" below are that
 // convolution's results, bf16 [picture][size + 1][size + 1][4][channels] for a map of size x size.
+
+struct DecoderLayers {  // three of them: the first on its own map, the others after upsampling
+  long filters[3], channels[3], outputs[3];  // outputs: of the small convolution, 4 * filters and some of zeros
+  const float* large[3];                     // [filters][channels][3][3]
+  bf16* small[3];                            // [filters][3][3][channels], or [outputs][2][2][channels]
+  float* d_large[3];
+};
+// Which of two small pixels tap `tap` of three meets, for the large pixels of a parity.
+DEVICE int small_tap(int parity, int tap) { return parity ? tap >> 1 : (tap + 1) >> 1; }
+
+// The weights as the small convolutions want them. A thread takes the nine taps of a filter and a channel; grid (parts, 3).
+KERNEL decoder_weights(TABLE(DecoderLayers) layers) {
+  int l = blockIdx.y, F = (int)layers.filters[l], C = (int)layers.channels[l], N = (int)layers.outputs[l];
+  bf16* to = layers.small[l];
+  int total = (l == 0 ? F : N - 3 * F) * C;  // the last filters and those of zeros
+  for (int i = (int)global_thread(); i < total; i += (int)global_threads()) {
+    int f = i / C, c = i - f * C;
+    if (l == 0) {
+      for (int t = 0; t < 9; t++) to[(f * 9 + t) * C + c] = to_bf16(layers.large[0][i * 9 + t]);
+      continue;
+    }
+    if (f >= F) {
+      for (int t = 0; t < 4; t++) to[((3 * F + f) * 4 + t) * C + c] = to_bf16(0.f);
+      continue;
+    }
+    float w[9];
+#pragma unroll
+    for (int t = 0; t < 9; t++) w[t] = layers.large[l][i * 9 + t];
+#pragma unroll
+    for (int parity = 0; parity < 4; parity++) {
+      float sums[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int t = 0; t < 9; t++) sums[small_tap(parity >> 1, t / 3) * 2 + small_tap(parity & 1, t % 3)] += w[t];
+#pragma unroll
+      for (int t = 0; t < 4; t++) to[((parity * F + f) * 4 + t) * C + c] = to_bf16(sums[t]);
+    }
+  }
+}
+// The other way, for gradients: those of `small` to those of `large`, float.
+KERNEL decoder_weight_gradients(TABLE(DecoderLayers) layers) {
+  int l = blockIdx.y, F = (int)layers.filters[l], C = (int)layers.channels[l];
+  const bf16* from = layers.small[l];
+  for (int i = (int)global_thread(); i < F * C; i += (int)global_threads()) {
+    int f = i / C, c = i - f * C;
+    float w[9];
+#pragma unroll
+    for (int t = 0; t < 9; t++) w[t] = l == 0 ? to_float(from[(f * 9 + t) * C + c]) : 0.f;
+    if (l > 0) {
+#pragma unroll
+      for (int parity = 0; parity < 4; parity++) {
+        float d[4];
+#pragma unroll
+        for (int t = 0; t < 4; t++) d[t] = to_float(from[((parity * F + f) * 4 + t) * C + c]);
+#pragma unroll
+        for (int t = 0; t < 9; t++) w[t] += d[small_tap(parity >> 1, t / 3) * 2 + small_tap(parity & 1, t % 3)];
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < 9; t++) layers.d_large[l][i * 9 + t] = w[t];
+  }
+}
 
 // x = relu(x + bias), bf16 [rows][width], in place; eight channels a thread. Without `rectify`, x + bias.
 KERNEL bias_relu(uint4* x, const float* bias, long rows, long width, long rectify) {

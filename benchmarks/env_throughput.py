@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,14 +167,18 @@ def physics_rates(options: Options) -> dict[str, float]:
 
 
 class Reference:
-    """OpenGL, a chroma key pixel by pixel, a decode at every reset; one environment in one process."""
+    """OpenGL, a chroma key pixel by pixel, a decode at every reset; one environment in one process.
 
-    def __init__(self, task_name: str):
+    `act` is a policy, one observation at a time; random actions without it.
+    """
+
+    def __init__(self, task_name: str, act: Callable[[np.ndarray], np.ndarray] | None = None):
         self._task = find_task(task_name)
         self._simulation = Simulation(self._task, find_shift("video_hard"))
         self._clips = video_files()
         self._frames: list[np.ndarray] = []
         self._random = np.random.RandomState(0)
+        self._act = act or (lambda obs: self._random.uniform(-1, 1, self._simulation.action_dim))
         self._rates: list[float] = []
         self._episode = 0
         self._reset()  # makes the OpenGL context
@@ -185,22 +190,25 @@ class Reference:
     def measure(self, steps: int = 8) -> float:
         """Agent steps/s over a window: a reset and some steps, in the proportion of an episode."""
         start = time.perf_counter()
-        clip = self._reset()
+        clip, obs = self._reset()
         reset = time.perf_counter() - start
         start = time.perf_counter()
         for index in range(steps):
-            self._simulation.step(self._random.uniform(-1, 1, self._simulation.action_dim))
-            self._observe(clip, index + 1)
+            self._simulation.step(self._act(obs))
+            obs = self._observe(clip, index + 1)
         step = (time.perf_counter() - start) / steps
         self._rates.append(1 / (step + reset / self._task.episode_steps))
         return self._rates[-1]
 
-    def _reset(self) -> np.ndarray:
+    def _reset(self) -> tuple[np.ndarray, np.ndarray]:
+        """The clip, and the first observation: its frame three times."""
         self._episode += 1
         self._simulation.reset(self._episode)
         clip = read_video(self._clips[self._episode % len(self._clips)])
+        self._frames = []
         self._observe(clip, 0)
-        return clip
+        self._frames *= 3
+        return clip, np.concatenate([frame.transpose(2, 0, 1) for frame in self._frames])
 
     def _observe(self, clip: np.ndarray, index: int) -> np.ndarray:
         picture = self._simulation.physics.render(84, 84, camera_id=0)

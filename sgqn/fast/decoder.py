@@ -20,9 +20,8 @@ Shape = tuple[int, int, int]
 
 def fits(embedding: Tensor, base: Shape, convs: tuple[nn.Conv2d, ...]) -> bool:
     filters = [base[0], *(conv.out_channels for conv in convs[:2])]
-    return (
-        switch.takes(embedding) and all(256 % (number // 2) == 0 for number in filters) and convs[2].out_channels == 9
-    )
+    by_eights = all(number % 8 == 0 and 256 % (number // 2) == 0 for number in filters)  # the kernels' shares
+    return switch.takes(embedding) and by_eights and convs[2].out_channels == 9
 
 
 def decode(linear: nn.Linear, convs: tuple[nn.Conv2d, ...], base: Shape, embedding: Tensor, action: Tensor) -> Tensor:

@@ -81,7 +81,9 @@ def test_the_fused_encoder_is_the_plain_one() -> None:
     with switch.kernels():
         assert encoder.fits(net.convs, obs)
         fused = run()
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        half = run()
     assert cosine(fused[0], plain[0]) > 0.999
-    for own, expected in zip(fused[1:], plain[1:], strict=True):
+    for own, usual, expected in zip(fused[1:], half[1:], plain[1:], strict=True):
         assert own.shape == expected.shape
-        assert cosine(own, expected) > 0.99
+        assert 1 - cosine(own, expected) < max(0.01, 1.5 * (1 - cosine(usual, expected)))

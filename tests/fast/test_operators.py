@@ -289,6 +289,14 @@ def test_decoder_and_its_gradients():
         close(b, a, 0.99)
 
 
+@pytest.mark.parametrize(("base", "filters"), [(4, (16, 16)), (8, (4, 8)), (8, (8, 4)), (8, (24, 8))])
+def test_decoders_that_the_kernels_cannot_share_out_stay_plain(base: int, filters: tuple[int, int]):
+    module = AttributionDecoder(action_dim=3, embedding_dim=20, image_size=24, base_filters=base, filters=filters)
+    embedding, action = torch.randn(2, 20).tanh(), torch.rand(2, 3)
+    plain, fused = both(lambda: module(embedding, action))
+    assert torch.equal(plain, fused)
+
+
 # ---- Adam
 
 

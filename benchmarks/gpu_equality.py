@@ -11,12 +11,12 @@ fused kernels for all, captured and eager.
 
 One update: the gradients that each optimiser is given, beside single precision's. Each optimiser then steps along
 single precision's gradient, so that the next one's is compared at the same weights. A cosine of 0.998 is asked for.
-Where autocast itself loses that for a tensor of an optimiser (SODA's loss is the difference of two like vectors), what is
-lost is rounding noise, and the optimiser's tensors are compared together: of what they lose the median may be 1.5 times
-autocast's, the upper quartile twice, and 0.001.
-Many updates: how far the weights end from single precision's, in units of the way that those have gone; at most 1.25
-times as far as autocast's, and as far as two eager runs of the fused kernels end from each other (sums in another order).
-Captured beside eager: the same, beside the distance of two eager runs.
+Where autocast itself loses that for a tensor of an optimiser (SODA's loss is the difference of two like vectors), what
+is lost is rounding noise, and the optimiser's tensors are compared together: of what they lose the median may be 1.5
+times autocast's, the upper quartile twice, and 0.001.
+Many updates, captured as in training: how far the weights end from single precision's, in units of the way that those
+have gone; at most 1.25 times as far as autocast's, and as far as two eager runs of the fused kernels end from each other
+(sums in another order). Captured beside eager: the same, beside the distance of two eager runs.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from sgqn.errors import SgqnError
 from sgqn.fast import paths
 from sgqn.fast.capture import WARMUP, Recorder, Updates
 from sgqn.replay import Batch
+from sgqn.training import LONGEST_CYCLE
 
 COSINE, IOU = 0.998, 0.95
 NEGLIGIBLE = 1e-5
@@ -168,7 +169,7 @@ class Subject:
 
     def run(self, way: Way, count: int) -> dict[str, float]:
         """So many updates in the trainer's cycle. Returns the metrics of the last cycle."""
-        updates = self._updates(way, CYCLE)
+        updates = self._updates(way, CYCLE * (LONGEST_CYCLE // len(CYCLE)))  # one graph, as in training
         phases = [CYCLE[i % len(CYCLE)] for i in range(count)]
         updates.run(phases[: -len(CYCLE)])
         updates.tally.read()
@@ -212,10 +213,10 @@ class Subject:
 
     def _updates(self, way: Way, cycle: tuple[Phase, ...]) -> Updates[Phase, Batch]:
         def sample(phase: Phase) -> Batch:
-            return self.batch(self.agent.sample_size(phase))
+            return self.agent.prepare(self.batch(self.agent.sample_size(phase)))
 
         recorder = None if way.captured else Recorder()
-        return Updates(sample, self.agent.update, self._generators(), way.path, cycle, recorder=recorder)
+        return Updates(sample, self.agent.learn, self._generators(), way.path, cycle, recorder=recorder)
 
     def _generators(self) -> list[torch.Generator]:
         return [self.agent.generator, self.agent.preparer]
@@ -258,7 +259,7 @@ def one_update(subject: Subject, ways: dict[str, Way], options: Options, problem
 
 
 def too_far(cosines: dict[str, float], autocast: dict[str, float]) -> list[str]:
-    """Which gradients of one optimiser are beyond their limits: each, or, where bf16 loses the direction, all together."""
+    """Which gradients of one optimiser are beyond their limits: each, or together where bf16 loses the direction."""
     if min(autocast.values()) >= COSINE:
         return [
             f"gradient of {key} has cosine {c:.4f}, autocast's {autocast[key]:.4f}"

@@ -15,7 +15,7 @@ Where autocast itself loses that for a tensor of an optimiser (SODA's loss is th
 is lost is rounding noise, and the optimiser's tensors are compared together: of what they lose the median may be 1.5
 times autocast's, the upper quartile twice, and 0.001.
 Many updates, captured as in training: how far the weights end from single precision's, in units of the way that those
-have gone; at most 1.25 times as far as autocast's, and as far as two eager runs of the fused kernels end from each other
+have gone; at most 1.25 times as far as autocast's, and as far as two eager runs of the fused kernels end apart
 (sums in another order). Captured beside eager: the same, beside the distance of two eager runs.
 """
 

@@ -3,8 +3,8 @@
     python docs/make_performance.py                                               # from docs/performance/*.csv
     python docs/make_performance.py kernels=runs/walker-walk/sgqn/0/metrics.jsonl   # takes a run's returns over first
 
-The curves are `kernels` (the long run), `cudnn`, `resumed` and `killed` (the same run before it was killed). Needs
-matplotlib.
+The curves are `kernels` (100,000 steps), `long`, `cudnn`, `resumed` and `killed` (the same run before it was killed).
+Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ DATA = DOCS / "performance"
 COLUMNS = ("step", "return", "seconds")
 CURVES = {
     "kernels": ("kernels", "C0", "-"),
+    "long": ("kernels, newest", "C3", "-"),
     "cudnn": ("cudnn", "C1", "-"),
     "resumed": ("kernels, killed and resumed", "C2", "-"),
     "killed": ("the same before the kill", "C2", ":"),
@@ -50,10 +51,12 @@ def read(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def draw() -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
-    steps, returns, seconds = read("kernels")
     left.axhline(700, color="0.8", linewidth=1)
-    left.plot(steps / 1000, returns, color="C0", marker=".")
+    for name in ("kernels", "long"):
+        steps, returns, seconds = read(name)
+        left.plot(steps / 1000, returns, color=CURVES[name][1], label=CURVES[name][0])
     left.set(xlabel="thousand agent steps", ylabel="return of training episodes", ylim=(0, 800))
+    left.legend(frameon=False, loc="lower right")
     left.set_xlim(0, steps[-1] / 1000)
     thousands, minutes = np.append(0, steps) / 1000, np.append(0, seconds) / 60
     top = left.secondary_xaxis(

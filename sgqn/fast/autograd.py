@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sgqn.fast.streams import WEIGHTS, side
@@ -151,3 +152,25 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if x.is_cuda:
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=False)
     return (matmul(x, weight.t()) + bias.float()).relu().bfloat16()
+
+
+def conv(x: Tensor, weight: Tensor, stride: Any = 1, padding: int = 0) -> Tensor:
+    """bf16, summed in float32; channels last."""
+    if x.is_cuda:
+        out = F.conv2d(x, weight, None, stride, padding)
+    else:
+        out = F.conv2d(x.float(), weight.float(), None, stride, padding).bfloat16()
+    return out.contiguous(memory_format=torch.channels_last)
+
+
+def conv_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, stride: Any = 1, padding: int = 0, *, of_x: bool, of_weight: bool
+) -> tuple[Any, Any]:
+    """The gradients of `conv`'s input (bf16, channels last) and of its weight, each only if it is asked for."""
+    given = (gradient, x, weight) if x.is_cuda else (gradient.float(), x.float(), weight.float())
+    strides = [stride] * 2 if isinstance(stride, int) else list(stride)
+    shape: Any = (None, strides, [padding] * 2, [1, 1], False, [0, 0], 1, [of_x, of_weight, False])
+    d_x, d_weight, _ = torch.ops.aten.convolution_backward(*given, *shape)
+    if d_x is not None:
+        d_x = d_x.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    return d_x, d_weight

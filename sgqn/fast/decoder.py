@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sgqn.fast import compiler, switch
-from sgqn.fast.autograd import Later, half_matmul, linear_relu, matmul, placeholders, wanted
+from sgqn.fast.autograd import (
+    Later,
+    conv,
+    conv_backward,
+    half_matmul,
+    linear_relu,
+    matmul,
+    placeholders,
+    wanted,
+)
 from sgqn.fast.heads import join
 from sgqn.fast.weights import Converted, Copies, form_of, padded
 
@@ -97,12 +105,12 @@ class _Decode(torch.autograd.Function):
         joined = join(kernels, embedding.contiguous(), action.contiguous(), form.weight.shape[1])
         x0 = linear_relu(joined, form.weight, form.bias).view(count, size, size, channels).permute(0, 3, 1, 2)
         w1, w2, w3 = small.weights
-        x1 = _conv(x0, w1)
+        x1 = conv(x0, w1, padding=1)
         kernels.launch("bias_relu", 1056, 256, 0, x1, bias1, count * size * size, len(weight1), 1)
         x2 = _channels_last(count, len(weight2), 2 * size, device)
-        kernels.launch("upsample_forward", 2112, 256, 0, _conv(x1, w2), bias2, x2, count, size, len(weight2))
+        kernels.launch("upsample_forward", 2112, 256, 0, conv(x1, w2, padding=1), bias2, x2, count, size, len(weight2))
         logits = torch.empty(count, len(weight3), 4 * size, 4 * size, dtype=torch.bfloat16, device=device)
-        arguments = (_conv(x2, w3), bias3, logits, count, 2 * size, len(weight3), len(w3))
+        arguments = (conv(x2, w3, padding=1), bias3, logits, count, 2 * size, len(weight3), len(w3))
         kernels.launch("logits_forward", 2112, 256, 0, *arguments)
         ctx.save_for_backward(joined, x0, x1, x2)
         ctx.form, ctx.small, ctx.versions = form, small, (form.versions(), small.versions())
@@ -127,14 +135,14 @@ class _Decode(torch.autograd.Function):
         d_bias0, d_bias1, d_bias2, d_bias3 = sums.split([len(form.bias), x1.shape[1], x2.shape[1], filters])
         d3 = _channels_last(count, len(w3), 2 * size + 1, device)
         kernels.launch("logits_backward_9", 1056, 256, filters * 4, gradient, d3, d_bias3, count, 2 * size)
-        d_x2 = _of_input(d3, x2, w3)
+        d_x2, _ = conv_backward(d3, x2, w3, padding=1, of_x=True, of_weight=False)
         d2 = _channels_last(count, len(w2), size + 1, device)
         arguments: tuple[Any, ...] = (d_x2, x2, d2, d_bias2, count, size, x2.shape[1])
         kernels.launch("upsample_backward", 1056, 256, x2.shape[1] * 4, *arguments)
-        d1 = _of_input(d2, x1, w2)
+        d1, _ = conv_backward(d2, x1, w2, padding=1, of_x=True, of_weight=False)
         rows, width = count * size * size, x1.shape[1]
         kernels.launch("gate_sums", 528, 256, width * 4, d1, x1, d_bias1, rows, width, 0)
-        d0 = _of_input(d1, x0, w1)
+        d0, _ = conv_backward(d1, x0, w1, padding=1, of_x=True, of_weight=False)
         width = len(form.bias)
         arguments = (d0, x0, d0, d_bias0, count, 1, width, width, 0)
         kernels.launch("relu_backward", (-(-width // 128), 16), 128, 0, *arguments)
@@ -151,7 +159,8 @@ class _Decode(torch.autograd.Function):
             d_weight = matmul(flat.t(), joined).view(size * size, channels, -1)[..., : form.inputs]
             of_weight = d_weight.transpose(0, 1).reshape(width, form.inputs)
             of_bias = d_bias0.view(size * size, channels).t().reshape(width)
-            given = [_of_weight(*layer) for layer in ((d1, x0, w1), (d2, x1, w2), (d3, x2, w3))]
+            layers = ((d1, x0, w1), (d2, x1, w2), (d3, x2, w3))
+            given = [conv_backward(d, x, w, padding=1, of_x=False, of_weight=True)[1] for d, x, w in layers]
             d_w1, d_w2, d_w3 = ctx.small.gradients(given)
             return of_weight, of_bias, d_w1, d_bias1, d_w2, d_bias2, d_w3, d_bias3
 
@@ -162,27 +171,3 @@ class _Decode(torch.autograd.Function):
 def _channels_last(count: int, channels: int, size: int, device: torch.device) -> Tensor:
     memory = torch.empty(count, size, size, channels, dtype=torch.bfloat16, device=device)
     return memory.permute(0, 3, 1, 2)
-
-
-def _conv(x: Tensor, weight: Tensor) -> Tensor:
-    if x.is_cuda:
-        out = F.conv2d(x, weight, padding=1)
-    else:
-        out = F.conv2d(x.float(), weight.float(), padding=1).bfloat16()
-    return out.contiguous(memory_format=torch.channels_last)
-
-
-def _of_input(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """A convolution's gradient of its input, channels last."""
-    of_x = _conv_backward(gradient, x, weight, [True, False, False])[0]
-    return of_x.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-
-
-def _of_weight(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    return _conv_backward(gradient, x, weight, [False, True, False])[1]
-
-
-def _conv_backward(gradient: Tensor, x: Tensor, weight: Tensor, wanted: list[bool]) -> Any:
-    given = (gradient, x, weight) if x.is_cuda else (gradient.float(), x.float(), weight.float())
-    shape: Any = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted)
-    return torch.ops.aten.convolution_backward(*given, *shape)

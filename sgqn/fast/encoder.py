@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sgqn.fast import compiler, switch
-from sgqn.fast.autograd import Uses, wanted
+from sgqn.fast.autograd import Uses, conv, conv_backward, wanted
 from sgqn.fast.weights import Converted, form_of
 
 LAYERS, CHANNELS, SIZE, FILTERS = 11, 9, 84, 32
@@ -218,7 +218,7 @@ class _EncodeByLayers(torch.autograd.Function):
         x = F.pad(obs, (0, 0, 0, 0, 0, more)).to(torch.bfloat16, memory_format=torch.channels_last)
         levels = [x]
         for i, (weight, bias, stride) in enumerate(zip(form.weights, form.biases, form.strides, strict=True)):
-            x = _conv(x, weight, stride)
+            x = conv(x, weight, stride)
             rows, width, rectify = x.numel() // x.shape[1], x.shape[1], int(i + 1 < count)
             kernels.launch("bias_relu", 1056, 256, 0, x, bias, rows, width, rectify)
             levels.append(x)
@@ -244,8 +244,8 @@ class _EncodeByLayers(torch.autograd.Function):
             above = levels[i + 1] if i + 1 < count else None  # what came out of this layer's ReLU
             if above is not None or sums is not None:
                 _through_relu(kernels, x, above, None if sums is None else sums[i], guided)
-            needed = [i > 0 or for_obs, for_weights, False]
-            x, of_weight = _conv_backward(x, levels[i], form.weights[i], form.strides[i], needed)
+            needed = {"of_x": i > 0 or for_obs, "of_weight": for_weights}
+            x, of_weight = conv_backward(x, levels[i], form.weights[i], form.strides[i], **needed)
             if of_weight is not None:
                 of_weights.insert(0, of_weight)
         of_obs = x[:, : ctx.kind[1]].to(ctx.kind[0]) if for_obs else None
@@ -266,22 +266,6 @@ def _through_relu(kernels: compiler.Module, x: Tensor, above: Tensor | None, sum
     channels = x.shape[1]
     rows = x.numel() // channels
     kernels.launch("gate_sums", 1056, 256, channels * 4, x, above, sums, rows, channels, guided)
-
-
-def _conv(x: Tensor, weight: Tensor, stride: Any) -> Tensor:
-    if x.is_cuda:
-        return F.conv2d(x, weight, None, stride).contiguous(memory_format=torch.channels_last)
-    out = F.conv2d(x.float(), weight.float(), None, stride).bfloat16()
-    return out.contiguous(memory_format=torch.channels_last)
-
-
-def _conv_backward(g: Tensor, x: Tensor, weight: Tensor, stride: Any, needed: list[bool]) -> tuple[Any, Tensor | None]:
-    given = (g, x, weight) if x.is_cuda else (g.float(), x.float(), weight.float())
-    shape: Any = (None, stride, [0, 0], [1, 1], False, [0, 0], 1, needed)
-    of_x, of_weight, _ = torch.ops.aten.convolution_backward(*given, *shape)
-    if of_x is not None:
-        of_x = of_x.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-    return of_x, of_weight
 
 
 # ---- the fused weight gradient's work

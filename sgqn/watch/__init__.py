@@ -1,0 +1,111 @@
+"""The live view: an agent at play, what it looks at and how its run learns, on a local web page."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from sgqn import run as runs
+from sgqn.errors import Interrupted
+from sgqn.watch.learning import follow
+from sgqn.watch.looker import Looker
+from sgqn.watch.player import Player
+from sgqn.watch.server import Server
+from sgqn.watch.session import Session, Settings
+
+PORT = 8765
+
+
+def watch(
+    path: str | Path,
+    shift: str = "video_hard",
+    method: str | None = None,
+    rho: float | None = None,
+    seed: int = 0,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    renderer: str = "auto",
+    device: str = "cpu",
+    browser: bool = True,
+    say: Callable[[str], object] = functools.partial(print, flush=True),  # noqa: B008
+) -> None:
+    """Serve the live view of a run, a checkpoint or an exported agent, until a signal ends it with `Interrupted`.
+
+    `shift`, `method`, `rho` (by default the run's own) and `seed` are what the page begins with.
+    """
+    home, config = runs.about(path)
+    settings = config.settings
+    session = Session(Settings(shift, method or settings.attribution, settings.rho if rho is None else rho, seed=seed))
+    looker = Looker(session)
+    with ExitStack() as stack:
+        server = stack.enter_context(Server(session, host, port))
+        player = Player(path, session, looker, renderer, device)
+        stack.callback(player.close)
+        player.prepare()
+        stack.enter_context(_at_work(session, looker, threading.Thread(target=follow, args=(home, session))))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.shutdown)
+        with _ended_by_signals(session):
+            _announce(player, server, say)
+            if browser:
+                _open(server.url)
+            player.run()
+
+
+@contextmanager
+def _at_work(session: Session, *threads: threading.Thread) -> Iterator[None]:
+    """Run threads until the end, which is then the session's too."""
+    try:
+        for thread in threads:
+            thread.start()
+        yield
+    finally:
+        session.stop()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+def _announce(player: Player, server: Server, say: Callable[[str], object]) -> None:
+    if not server.loopback:
+        say(f"warning: everyone who can reach this machine at port {server.port} can watch and change what is shown")
+    say(f"{player.subject.name}, on {player.subject.config.task}: {server.url}")
+    say("Ctrl-C ends it")
+
+
+def _open(url: str) -> None:
+    """Show the page in a browser, where there is a screen for one."""
+    if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+
+@contextmanager
+def _ended_by_signals(session: Session) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the session, as `Interrupted` once all is closed; a second one stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stopped: list[int] = []
+
+    def handle(number: int, _: Any) -> None:
+        if stopped:
+            raise KeyboardInterrupt
+        stopped.append(number)
+        session.stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stopped:
+        raise Interrupted("stopped", 128 + stopped[0])

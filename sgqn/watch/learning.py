@@ -1,0 +1,68 @@
+"""The learning curves of a run, read again as a training appends to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sgqn.errors import SgqnError
+from sgqn.results.runs import Run, RunEvaluation, find_runs
+from sgqn.run import EVALUATIONS, METRICS
+from sgqn.watch.session import Session
+
+EVERY = 2.0
+MOST = 500
+"""Points of a curve; a longer one is thinned out."""
+
+
+def follow(home: Path | None, session: Session, every: float = EVERY) -> None:
+    """Publish part `learning` whenever the run's logs have changed, until the session stops; None: there are none."""
+    if home is None:
+        return session.publish("learning", {"error": "this agent came without the logs of its training"})
+    before = None
+    while True:
+        now = [_stamp(home / name) for name in (METRICS, EVALUATIONS)]
+        if now != before:
+            try:
+                session.publish("learning", learning(find_runs(home).runs[0]))
+                before = now
+            except SgqnError as error:
+                session.publish("learning", {"error": str(error)})
+        if not session.rest(every):
+            return None
+
+
+def learning(run: Run) -> dict[str, Any]:
+    """Training returns as [step, return], evaluations of each shift as [step, mean, deviation, episodes]."""
+    curve = list(zip(run.curve.steps, run.curve.returns, strict=True))
+    shifts = dict.fromkeys(evaluation.shift for evaluation in run.evaluations)
+    return {
+        "step": run.steps,
+        "steps": run.config.steps,
+        "training": thinned(curve),
+        "evaluations": {shift: thinned(list(_points(run.evaluations, shift))) for shift in shifts},
+    }
+
+
+def _points(evaluations: Iterable[RunEvaluation], shift: str) -> list[tuple[int, float, float, int]]:
+    """One point a step: of several evaluations that with the most episodes, of those the latest."""
+    best: dict[int, RunEvaluation] = {}
+    for one in evaluations:
+        if one.shift == shift and (one.step not in best or one.episodes >= best[one.step].episodes):
+            best[one.step] = one
+    return [(step, best[step].mean, best[step].std, best[step].episodes) for step in sorted(best)]
+
+
+def thinned(points: Sequence[Any]) -> list[Any]:
+    """At most about `MOST` of them, evenly spaced, the last always among them."""
+    stride = -(-len(points) // MOST) or 1
+    return list(points[::-1][::stride][::-1])
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_size

@@ -1,0 +1,157 @@
+"""The model card of an exported agent: what it is, how it was trained, how well it does, how to use it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sgqn.config import TrainConfig, preset
+from sgqn.envs.tasks import find_task
+from sgqn.pretrained.package import Package
+from sgqn.results.runs import Curve, Run, RunEvaluation, rank
+
+POINTS = 10
+"""Rows of the training curve."""
+GENERATED = "generated"
+"""What `backgrounds` and `pictures` say where the built-in ones served."""
+
+
+def counted(run: Run, step: int) -> list[RunEvaluation]:
+    """Of each shift, renderer and source of backgrounds the evaluation that counts, none later than `step`."""
+    kinds: dict[tuple[str, ...], RunEvaluation] = {}
+    for found in run.evaluations:
+        kind = found.shift, found.renderer, found.backgrounds
+        if found.step <= step and (kind not in kinds or rank(found) >= rank(kinds[kind])):
+            kinds[kind] = found
+    return sorted(kinds.values(), key=lambda found: (found.shift, found.renderer, found.backgrounds))
+
+
+def command(config: TrainConfig) -> str:
+    """The shortest `sgqn train` that makes a run of this configuration."""
+    paper, tiny = (_command(config, name) for name in ("paper", "tiny"))
+    return shlex.join(tiny if len(tiny) < len(paper) else paper)
+
+
+def _command(config: TrainConfig, base: str) -> list[str]:
+    words = ["sgqn", "train", "--task", config.task, "--agent", config.agent, "--seed", str(config.seed)]
+    words += [] if base == "paper" else ["--preset", base]
+    ours, theirs = _flat(config), _flat(preset(base, config.task))
+    for name, value in ours.items():
+        if name not in ("task", "agent", "seed") and value != theirs[name]:
+            words += _option(name, value)
+    return words
+
+
+def _flat(config: TrainConfig) -> dict[str, Any]:
+    """All options by name; an action repeat that is the task's own counts as not given."""
+    values = dataclasses.asdict(config)
+    values |= values.pop("settings")
+    if values["action_repeat"] == find_task(config.task).action_repeat:
+        values["action_repeat"] = None
+    return values
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    values = value if isinstance(value, tuple) else (value,)
+    return [f"--{flag}", *map(str, values)]
+
+
+def write(package: Package, run: Run) -> str:
+    """The whole card, in Markdown."""
+    config = package.config
+    parts = [
+        f"# {config.agent} on {config.task}",
+        f"An agent that acts from pixels, trained by `sgqn` for {package.step:,} agent steps, seed {config.seed}.",
+        "## Use",
+        *_use(config),
+        "## Returns",
+        *_returns(package.about["returns"], package.step),
+        "## Training",
+        f"    {command(config)}",
+        *_training(package, run),
+        "## Weights",
+        *_weights(package),
+        "## Licence",
+        "MIT, as the package.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _use(config: TrainConfig) -> Iterator[str]:
+    yield "`sgqn evaluate`, `explain` and the others that take a run take this folder too. From Python:"
+    lines = [
+        "import sgqn",
+        "",
+        'agent = sgqn.load_agent("FOLDER")',
+        f'env = sgqn.make("{config.task}", shift="video_hard"{_env_options(config)})',
+        "obs, info = env.reset(seed=0)",
+        "action = agent.act(obs)",
+    ]
+    yield "\n".join(f"    {line}".rstrip() for line in lines)
+
+
+def _env_options(config: TrainConfig) -> str:
+    usual = preset("paper", config.task)
+    names = ("image_size", "frame_stack")
+    given = [f"{name}={getattr(config, name)}" for name in names if getattr(config, name) != getattr(usual, name)]
+    if config.episode_steps != usual.episode_steps:
+        given.append(f"action_repeat={config.action_repeat}")
+    return "".join(f", {option}" for option in given)
+
+
+def _returns(returns: Sequence[dict[str, Any]], step: int) -> Iterator[str]:
+    if not returns:
+        yield "Not evaluated."
+        return
+    rows = ["| shift | return | episodes | renderer | backgrounds | at step |", "|---|---|---|---|---|---|"]
+    for line in returns:
+        shown = f"{line['mean']:.0f} ± {line['std']:.0f}"
+        cells = (line["shift"], shown, line["episodes"], line["renderer"], line["backgrounds"], f"{line['step']:,}")
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    yield "\n".join(rows)
+    yield "Mean and standard deviation over episodes, of the weights in single precision as they were trained."
+    if any(line["backgrounds"] == GENERATED for line in returns):
+        yield "Rows with generated backgrounds are not the benchmark's: its clips were not there."
+    if any(line["step"] != step for line in returns):
+        yield f"Rows of another step than {step:,} are of earlier weights of the same run."
+
+
+def _training(package: Package, run: Run) -> Iterator[str]:
+    config, about = package.config, package.about
+    facts = {
+        "trained on": ", ".join(run.machine[key] for key in ("device", "precision") if run.machine.get(key)),
+        "action repeat": config.action_repeat,
+        "rho": f"{config.settings.rho:g}",
+        "overlay pictures": about["pictures"],
+        "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
+    }
+    yield "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
+    points = list(_points(run.curve, package.step))
+    if points:
+        rows = ["| step | return of training episodes |", "|---|---|", *(f"| {s:,} | {r:.0f} |" for s, r in points)]
+        yield "\n".join(rows)
+
+
+def _points(curve: Curve, step: int) -> Iterator[tuple[int, float]]:
+    """Evenly spaced points of the learning curve, the last one included."""
+    known = [(at, value) for at, value in zip(curve.steps, curve.returns, strict=True) if at <= step]
+    count = min(POINTS, len(known))
+    for i in range(1, count + 1):
+        yield known[len(known) * i // count - 1]
+
+
+def _weights(package: Package) -> Iterator[str]:
+    check = package.about["check"]
+    kind = {"half": "float16", "int8": "8 bits with a factor for each row, convolutions in float16"}
+    yield (
+        f"Matrices in {kind[package.about['precision']]}, vectors in float32. On {check['observations']} observations "
+        f"of {' and '.join(check['shifts'])} the actions, which range from -1 to 1, differ from those of the trained "
+        f"weights by {check['mean']:.1g} in the mean and {check['largest']:.1g} at most; the attribution masks have an "
+        f"IoU of {check['masks']:.3f} with theirs."
+    )
+    yield "Left out, and replaced by copies when loaded: target networks, and the second critic if nothing reads it."

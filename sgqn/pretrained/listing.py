@@ -1,0 +1,64 @@
+"""What `sgqn pretrained` shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sgqn import pretrained
+from sgqn.pretrained import package
+
+SHIFTS = ("train", "color_hard", "video_easy", "video_hard")
+
+
+def entries() -> list[dict[str, Any]]:
+    """Name, training and returns of every agent in the package."""
+    found = []
+    for name, folder in pretrained.available().items():
+        about = package.read_about(folder)
+        config = about["config"]
+        found.append(
+            {
+                "name": pretrained.PREFIX + pretrained.short(name),
+                "task": config["task"],
+                "agent": config["agent"],
+                "seed": config["seed"],
+                "steps": about["step"],
+                "bytes": sum(path.stat().st_size for path in folder.iterdir()),
+                "returns": about["returns"],
+            }
+        )
+    return found
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    """The entries as a table: the mean return in each shift, of the newest weights and the most episodes."""
+    console = Console(highlight=False)
+    if not found:
+        console.print("This installation has no pretrained agents.")
+        return
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table.add_column(pretrained.PREFIX, no_wrap=True)
+    for title in ("steps", *SHIFTS):
+        table.add_column(title, justify="right")
+    for entry in found:
+        returns = (_shown(entry["returns"], shift) for shift in SHIFTS)
+        name = entry["name"].removeprefix(pretrained.PREFIX)
+        table.add_row(name, f"{entry['steps']:,}", *returns)
+    console.print(table)
+    if any("*" in _shown(entry["returns"], shift) for entry in found for shift in SHIFTS):
+        console.print("* with generated backgrounds, not the benchmark's clips")
+    console.print(
+        f'sgqn.load_agent("{found[0]["name"]}"), or in place of RUN: sgqn evaluate {found[0]["name"]}', soft_wrap=True
+    )
+
+
+def _shown(returns: list[dict[str, Any]], shift: str) -> str:
+    lines = [line for line in returns if line["shift"] == shift]
+    if not lines:
+        return ""
+    best = max(lines, key=lambda line: (line["step"], line["episodes"], line["renderer"] == "gl"))
+    return f"{best['mean']:.0f}{'*' if best['backgrounds'] == 'generated' else ''}"

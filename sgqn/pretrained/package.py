@@ -1,0 +1,175 @@
+"""An agent packed for sharing: the weights that it needs to act and to be looked into, in half precision or 8 bits.
+
+    weights.safetensors    names as in the module; where a matrix is 8-bit, NAME.scale has the factor of each row
+    agent.json             configuration, shapes, step, versions, returns; SHA-256 of the weights and of itself
+    README.md              the model card
+
+What only learning needs is left out: target networks, optimizers, SODA's projections, and the second critic unless the
+attribution reads it. A loaded agent has copies in their place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sgqn.agents import Agent, Spec, build_agent
+from sgqn.config import TrainConfig
+from sgqn.envs.vector import check_device
+from sgqn.errors import DataError, SgqnError
+
+FORMAT = 1
+WEIGHTS, ABOUT, CARD = "weights.safetensors", "agent.json", "README.md"
+
+Precision = Literal["half", "int8"]
+LARGE = 1 << 16
+"""From how many numbers on a matrix is stored in 8 bits, where that is asked for."""
+SCALE = ".scale"
+
+_COPIED = {"target.": "critic.", "heads.q2.": "heads.q1."}
+"""What is left out, and what a loaded agent has in its place."""
+_LEARNING_ONLY = ("projector.", "predictor.", "slow.")
+
+
+@dataclass(frozen=True)
+class Package:
+    """An agent as it is stored, and what is known about it."""
+
+    config: TrainConfig
+    spec: Spec
+    step: int
+    weights: dict[str, Tensor]
+    about: dict[str, Any]
+    """The rest of agent.json: precision, versions, returns ..."""
+    origin: str = "the package"
+
+    def build(self, device: str | torch.device = "cpu") -> Agent:
+        """The agent, in single precision, ready to act."""
+        config = self.config
+        agent = build_agent(config.agent, self.spec, config.settings, seed=config.seed, device=check_device(device))
+        try:
+            agent.load_state_dict(completed(unpacked(self.weights), agent.state_dict()))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{self.origin}: the weights do not fit the configuration: {reason}") from error
+        agent.eval()
+        return agent
+
+    def files(self, card: str) -> dict[str, bytes | str]:
+        """The folder's files."""
+        weights = safetensors.torch.save(self.weights, metadata={"format": "pt"})
+        about = {
+            "format": FORMAT,
+            "step": self.step,
+            "spec": dataclasses.asdict(self.spec),
+            "config": self.config.to_dict(),
+            **self.about,
+            "weights": {"size": len(weights), "sha256": hashlib.sha256(weights).hexdigest()},
+        }
+        about["sha256"] = _digest(about)
+        return {WEIGHTS: weights, ABOUT: json.dumps(about, indent=1) + "\n", CARD: card}
+
+
+def read(folder: Path) -> Package:
+    """The exported agent in a folder; a missing, damaged or altered file is a `DataError` that names it."""
+    about = read_about(folder)
+    path = folder / WEIGHTS
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); install or export the agent again") from error
+    expected = about.pop("weights")
+    if len(data) != expected["size"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        raise DataError(f"{path}: damaged, its checksum differs from {ABOUT}'s; install or export the agent again")
+    try:
+        config, spec = TrainConfig.from_dict(about.pop("config")), Spec(**about.pop("spec"))
+        return Package(config, spec, int(about.pop("step")), safetensors.torch.load(data), about, str(folder))
+    except (SafetensorError, SgqnError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{folder}: not an exported agent that this version reads ({error})") from error
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """agent.json, checked against its own checksum."""
+    path = folder / ABOUT
+    try:
+        about: dict[str, Any] = json.loads(path.read_text())
+        if about["format"] != FORMAT:
+            raise DataError(f"{path}: format {about['format']!r}, this version reads {FORMAT}")
+        if about.pop("sha256") != _digest(about):
+            raise DataError(f"{path}: altered, its checksum differs; install or export the agent again")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: truncated or not an exported agent's") from error
+    return about
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+# Weights
+
+
+def pack(weights: Mapping[str, Tensor], config: TrainConfig, precision: Precision = "half") -> dict[str, Tensor]:
+    """The weights that an agent needs, matrices in half precision, or large ones in 8 bits with a factor for each row.
+
+    Vectors and what half precision cannot hold stay as they are.
+    """
+    packed: dict[str, Tensor] = {}
+    needed = {name: tensor.detach().cpu() for name, tensor in weights.items() if _needed(name, config)}
+    for name, tensor in needed.items():
+        if precision == "int8" and tensor.ndim == 2 and tensor.numel() >= LARGE:
+            scale = tensor.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
+            packed[name] = (tensor / scale).round().to(torch.int8)
+            packed[name + SCALE] = scale[:, 0].contiguous()
+        else:
+            packed[name] = _halved(tensor).contiguous()
+    return packed
+
+
+def unpacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The stored weights as numbers in single precision."""
+    return {
+        name: tensor.float() * weights[name + SCALE][:, None] if tensor.dtype == torch.int8 else tensor.float()
+        for name, tensor in weights.items()
+        if not name.endswith(SCALE)
+    }
+
+
+def completed(weights: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights, and for those of a fresh agent that were left out the copies that stand in for them."""
+    whole = dict(weights)
+    for name in fresh.keys() - weights.keys():
+        source = name
+        for part, instead in _COPIED.items():
+            if source not in weights:
+                source = source.replace(part, instead)
+        if source in weights:
+            whole[name] = weights[source]
+        elif name.startswith(_LEARNING_ONLY):
+            whole[name] = fresh[name]
+    return whole
+
+
+def _needed(name: str, config: TrainConfig) -> bool:
+    if name.startswith(_LEARNING_ONLY) or "target." in name:
+        return False
+    return "heads.q2." not in name or config.settings.attribution_target != "q1"
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    if tensor.ndim < 2 or not tensor.is_floating_point():
+        return tensor
+    half = tensor.half()
+    return half if half.isfinite().all() else tensor

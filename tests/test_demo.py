@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import base64
+import io
+import os
+import re
+import shutil
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sgqn import demo as showing
+from sgqn import explain, pretrained
+from sgqn.agents import build_agent
+from sgqn.cli import main
+from sgqn.config import TrainConfig, preset
+from sgqn.demo import GAP, HEADER, PANEL, TITLE, Demo, demo
+from sgqn.files import write_folder
+from sgqn.pretrained.package import Package, pack
+from sgqn.run import spec_of
+from sgqn.saliency import measure
+from tests.test_cli import fails
+
+STEPS = 10
+TASK = "cartpole-swingup"
+
+
+def tiny(agent: str) -> Package:
+    """An agent that was never trained, with episodes of ten steps."""
+    config = preset("tiny", TASK).to_dict() | {"agent": agent, "image_size": 24, "action_repeat": 100}
+    config["settings"] |= {"encoder_layers": 2, "encoder_filters": 4, "hidden_dim": 16, "rho": 0.9}
+    config = TrainConfig.from_dict(config)
+    spec = spec_of(config, 1)
+    weights = build_agent(agent, spec, config.settings, seed=1).state_dict()
+    return Package(config, spec, 1000, pack(weights, config), {"returns": []})
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("registry")
+    for agent in ("sgqn", "sac"):
+        write_folder(folder / TASK / agent, tiny(agent).files("a card"))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _packaged(registry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "FOLDER", registry)
+
+
+@pytest.fixture(scope="module")
+def shown(registry: Path, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    return demo(registry / TASK / "sgqn", tmp_path_factory.mktemp("shown") / "demo", "color_hard")
+
+
+def embedded(page: Path, kind: str) -> list[bytes]:
+    found = re.findall(rf'src="data:{kind};base64,([^"]*)"', page.read_text())
+    return [base64.b64decode(data) for data in found]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "demo"
+    threads = torch.get_num_threads()
+    assert main(["demo", "--task", TASK, "--steps", "3", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert torch.get_num_threads() == threads
+    assert sorted(os.listdir(out)) == ["demo.webp", "index.html"]
+    assert f"page: {out / 'index.html'}" in said
+    assert f"animation: {out / 'demo.webp'}" in said
+    assert re.search(r"return, first 3 of 10 steps +\d+ +\d+\s", said)
+    assert re.search(r"share of the mask on the body +\d+ % +\d+ %\s", said)
+    assert re.search(r"predicted mask against mask, IoU +\d\.\d\d +\d\.\d\d\s", said)
+    assert "generated, not the benchmark's" in said
+    text = (out / "index.html").read_text()
+    assert "first 3 of 10 steps" in text
+    assert f"sgqn evaluate pretrained:{TASK} --shift" in text
+
+
+def test_the_numbers_are_those_of_evaluate_and_saliency(shown: Demo) -> None:
+    for scene in shown.scenes:
+        subject = shown.subject
+        found = measure(
+            subject.agent,
+            TASK,
+            scene.shift,
+            episodes=1,
+            every=1,
+            curves=False,
+            num_workers=0,
+            action_repeat=subject.config.action_repeat,
+        )
+        numbers = scene.numbers
+        assert numbers.score == pytest.approx(found.returns[0])
+        for name in ("base_rate", "mask_share"):
+            assert getattr(numbers, name) == pytest.approx(found.means[name], rel=1e-4)
+        assert numbers.agreement == pytest.approx(found.means["agreement_iou"], rel=1e-4)
+        assert 0 < numbers.base_rate < 0.5
+
+
+def test_the_table_has_the_numbers(shown: Demo) -> None:
+    clean, other = (scene.numbers for scene in shown.scenes)
+    rows = showing.table(shown)
+    assert rows[0] == ("return", f"{clean.score:.0f}", f"{other.score:.0f}")
+    assert rows[1][1:] == (f"{100 * clean.mask_share:.0f} %", f"{100 * other.mask_share:.0f} %")
+    text = shown.page.read_text()
+    for name, *values in rows:
+        cells = "".join(f"<td>{value}</td>" for value in values)
+        assert f"<tr><th>{name.replace(chr(39), '&#x27;')}</th>{cells}</tr>" in text
+
+
+def test_the_page_needs_nothing_else(shown: Demo) -> None:
+    text = shown.page.read_text()
+    assert not re.search(r"https?:|<script|<link|@import|url\(", text)
+    sources = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert len(sources) == 11  # a film, and five strips for each scene
+    assert all(source.startswith("data:") for source in sources)
+    assert "1,000 training steps, seed 0" in text
+    assert "10 % of the pixels" in text
+    assert "$" not in re.sub(r'"data:[^"]*"', "", text)
+
+
+def test_the_film_shows_both_episodes(shown: Demo) -> None:
+    (data,) = embedded(shown.page, "video/mp4")
+    with av.open(io.BytesIO(data)) as film:
+        stream = film.streams.video[0]
+        assert stream.codec_context.name == "h264"
+        assert stream.average_rate == shown.scenes[0].episode.fps
+        pictures = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+    assert len(pictures) == STEPS
+    assert pictures[0].shape[1::-1] == (3 * (PANEL + GAP) - GAP, TITLE + 2 * (HEADER + PANEL))
+    for row, scene in enumerate(shown.scenes):
+        top = TITLE + row * (HEADER + PANEL) + HEADER
+        for step in (0, 6, STEPS - 1):
+            seen = scene.episode.seen[step, -3:].permute(1, 2, 0).numpy()
+            assert scene.predicted is not None
+            wanted = (seen, explain.overlaid(seen, scene.mask[step]), explain.grey(scene.predicted[step]))
+            for column, picture in enumerate(wanted):
+                left = column * (PANEL + GAP)
+                true = np.asarray(Image.fromarray(picture).resize((PANEL, PANEL), Image.Resampling.NEAREST))
+                drawn = pictures[step][top : top + PANEL, left : left + PANEL]
+                assert np.abs(drawn.astype(float) - true).mean() < 14  # H.264, with colours at half the resolution
+
+
+def test_strips_have_the_pictures_pixel_by_pixel(shown: Demo) -> None:
+    strips = [np.asarray(Image.open(io.BytesIO(data))) for data in embedded(shown.page, "image/png")]
+    moments = [0, 2, 4, 7, 9]
+    for first, scene in zip((5, 0), shown.scenes, strict=True):  # the distracting scene comes first
+        assert scene.episode.truth is not None
+        kinds = {0: scene.observations, 2: 255 * scene.mask, 4: 255 * scene.episode.truth[:, -1].numpy()}
+        for kind, pictures in kinds.items():
+            for column, moment in enumerate(moments):
+                cell = strips[first + kind][:, column * 27 : column * 27 + 24]
+                wanted = pictures[moment]
+                assert np.array_equal(cell, wanted if wanted.ndim == 3 else wanted[..., None].repeat(3, axis=2))
+
+
+def test_the_animation(shown: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Image.open(shown.animation) as picture:
+        assert picture.format == "WEBP"
+        assert picture.n_frames == STEPS
+        assert picture.info["loop"] == 0
+        size = picture.size
+    assert size == showing.Frames(shown).size
+    monkeypatch.setattr(showing, "MOST_BYTES", shown.animation.stat().st_size - 1)
+    smaller = showing.Frames(shown).animation(lambda *_: None)
+    assert len(smaller) < shown.animation.stat().st_size
+
+
+def test_progress_is_reported_to_the_end(registry: Path, tmp_path: Path) -> None:
+    last: dict[str, tuple[int, int]] = {}
+    demo(registry / TASK / "sac", tmp_path, "video_easy", 2, report=lambda *r: last.__setitem__(r[0], r[1:]))
+    assert list(last) == [
+        *("clean scene: episode", "clean scene: where it looks"),
+        *("video_easy: episode", "video_easy: where it looks", "film", "animation"),
+    ]
+    assert all(done == total for done, total in last.values())
+    text = (tmp_path / "index.html").read_text()
+    assert "predict" not in re.sub(r'"data:[^"]*"', "", text)  # SAC has no decoder
+
+
+def test_without_an_encoder_the_page_has_the_animation(shown: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(av, "codecs_available", set())
+    assert showing.Frames(shown).film(lambda *_: None) is None
+    text = showing.page(shown, None, b"picture")
+    assert f'src="data:image/webp;base64,{base64.b64encode(b"picture").decode()}"' in text
+    assert "<video" not in text
+
+
+def test_bad_input_is_one_line_and_leaves_nothing(
+    registry: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = ("demo", "--task", TASK)
+    there = f"there are {TASK}/sac, {TASK}"
+    assert there in fails(capsys, "demo")
+    assert there in fails(capsys, *good, "--agent", "svea")
+    assert "no such folder" in fails(capsys, "demo", "--run", "runs/none")
+    assert "did you mean 'video_hard'" in fails(capsys, *good, "--shift", "video_hart")
+    assert "choose a distracting one" in fails(capsys, *good, "--shift", "train")
+    assert "at least 1" in fails(capsys, *good, "--steps", "0")
+    assert "at most 10" in fails(capsys, *good, "--steps", "11")
+    assert "seed" in fails(capsys, *good, "--seed", "-1")
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "file").write_text("kept")
+    assert "not a folder" in fails(capsys, *good, "--out", "file")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_browser_plays_it(shown: Demo) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no browser on this machine")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 420, "height": 800})
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(shown.page.resolve().as_uri())
+        page.wait_for_function("document.querySelector('video').readyState >= 2")
+        film = page.evaluate(
+            "(({duration, videoWidth, videoHeight}) => [duration, videoWidth, videoHeight])"
+            "(document.querySelector('video'))"
+        )
+        widths = page.evaluate("[...document.images].map(image => image.naturalWidth)")
+        across = page.evaluate("document.documentElement.scrollWidth")
+        browser.close()
+    assert film[0] == pytest.approx(STEPS / shown.scenes[0].episode.fps, abs=0.1)
+    assert tuple(film[1:]) == showing.Frames(shown).size
+    assert widths == [5 * 24 + 4 * 3] * 10
+    assert across <= 420
+    assert said == []

@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import sgqn
+from sgqn import checkpoint, evaluation, explain, pretrained, run, training
+from sgqn.agents import AGENTS, build_agent
+from sgqn.cli import main
+from sgqn.config import TrainConfig, preset
+from sgqn.errors import DataError, InvalidValueError
+from sgqn.pretrained import card, package
+from sgqn.pretrained import export as exporting
+from sgqn.pretrained.export import TOLERANCE, export
+from sgqn.results import looking
+from sgqn.saliency import Saliency, q_of
+from tests.test_cli import fails
+from tests.test_training import MICRO
+
+BRIEF = ("--steps", "24", "--evaluate-every", "0", "--images-every", "0", "--no-save-replay", "--renderer", "auto")
+RETURNS = [
+    {"step": 12, "shift": "video_hard", "renderer": "gl", "backgrounds": "generated", "returns": [1.0, 2.0]},
+    {"step": 24, "shift": "train", "renderer": "gl", "backgrounds": "none", "returns": [100.0, 200.0]},
+    {"step": 24, "shift": "train", "renderer": "gl", "backgrounds": "none", "returns": [7.0]},
+    {"step": 24, "shift": "train", "renderer": "warp", "backgrounds": "none", "returns": [110.0]},
+    {"step": 48, "shift": "train", "renderer": "gl", "backgrounds": "none", "returns": [999.0]},
+]
+SAME = {"observations": 40, "shifts": ["train", "video_hard"], "mean": 0.001, "largest": 0.002, "masks": 1.0}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of a second, and one as if it had been trained; with evaluations written by hand."""
+    out = tmp_path_factory.mktemp("runs")
+    assert main(["train", *MICRO, *BRIEF, "--out", str(out)]) == 0
+    found = {"sgqn": out / "cartpole-swingup" / "sgqn" / "0"}
+    config = dataclasses.replace(run.read_config(found["sgqn"]), agent="sac")
+    found["sac"] = run.folder_of(config, out)
+    metadata = {"config": config.to_dict(), "action_dim": 1}
+    weights = build_agent("sac", run.spec_of(config, 1), config.settings).state_dict()
+    checkpoint.save(found["sac"], 24, weights=weights, state={}, metadata=metadata)
+    run.write_config(found["sac"], config)
+    for line in RETURNS:
+        for folder in found.values():
+            run.append_line(folder / run.EVALUATIONS, {"task": "cartpole-swingup", "seed": 0, **line})
+    return found
+
+
+@pytest.fixture(scope="module")
+def registry(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Agents where the package has its own."""
+    folder = tmp_path_factory.mktemp("registry")
+    export(trained["sgqn"], folder / "cartpole-swingup" / "sgqn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "compare", lambda *_: SAME)
+        export(trained["sac"], folder / "cartpole-swingup" / "sac")
+    return folder
+
+
+@pytest.fixture
+def packaged(registry: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(pretrained, "FOLDER", registry)
+    return registry / "cartpole-swingup" / "sgqn"
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports without playing."""
+    monkeypatch.setattr(exporting, "compare", lambda *_: SAME)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def half(tensor: torch.Tensor) -> torch.Tensor:
+    """Matrices rounded to half precision, by numpy."""
+    if tensor.ndim < 2:
+        return tensor
+    return torch.from_numpy(tensor.numpy().astype(np.float16).astype(np.float32))
+
+
+# There and back
+
+
+def test_the_loaded_weights_are_the_trained_ones_rounded_to_half(trained: dict[str, Path], packaged: Path) -> None:
+    before = checkpoint.load(checkpoint.find(trained["sgqn"])).weights
+    after = sgqn.load_agent(packaged).state_dict()
+    assert after.keys() == before.keys()
+    for name, tensor in after.items():
+        source = name.replace("target.", "critic.").replace("heads.q2.", "heads.q1.")
+        assert torch.equal(tensor, half(before[source])), name
+    stored = load_file(packaged / package.WEIGHTS)
+    assert {name for name in before if "target." not in name and "heads.q2." not in name} == stored.keys()
+    assert {tensor.dtype for tensor in stored.values() if tensor.ndim > 1} == {torch.float16}
+    assert {tensor.dtype for tensor in stored.values() if tensor.ndim < 2} == {torch.float32}
+
+
+def test_it_acts_looks_and_predicts_as_the_trained_one(trained: dict[str, Path], packaged: Path) -> None:
+    subject = explain.Subject.load(trained["sgqn"])
+    other = explain.Subject.load("pretrained:cartpole-swingup")
+    assert (other.step, other.config.task, other.config.seed) == (24, "cartpole-swingup", 0)
+    assert other.config.episode_steps == subject.config.episode_steps
+    episode = explain.play(subject, "color_hard")
+    seen, actions = episode.seen, episode.actions
+    assert (other.agent.act(seen) - subject.agent.act(seen)).abs().mean() < TOLERANCE["half"]
+    masks = [s.agent.predict_mask(seen, actions) for s in (subject, other)]
+    assert torch.allclose(*masks, atol=0.01)
+    assert not torch.equal(*masks)
+    values = [q_of(s.agent)(seen, actions) for s in (subject, other)]
+    assert torch.allclose(*values, atol=0.02)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("precision", ["half", "int8"])
+def test_every_agent_can_be_packed(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "LARGE", 64)
+    config = dataclasses.replace(preset("tiny", "cartpole-swingup"), agent=name, image_size=24)
+    settings = dataclasses.replace(config.settings, encoder_layers=2, encoder_filters=4, hidden_dim=16)
+    config = dataclasses.replace(config, settings=settings)
+    spec = run.spec_of(config, 2)
+    agent = build_agent(name, spec, settings, seed=1).eval()
+    with torch.no_grad():
+        for tensor in agent.parameters():  # unlike those of a fresh agent
+            tensor.add_(0.05 * torch.randn(tensor.shape, generator=agent.generator))
+    loaded = package.Package(config, spec, 0, package.pack(agent.state_dict(), config, precision), {}).build()
+    obs = torch.randint(0, 256, (4, 9, spec.render_size, spec.render_size), dtype=torch.uint8)
+    difference = (loaded.act(obs) - agent.act(obs)).abs().max()
+    assert 0 < difference < {"half": 2e-3, "int8": 0.05}[precision]
+    assert not loaded.training
+
+
+def test_eight_bits_are_half_a_step_away_at_most() -> None:
+    config = preset("paper", "walker-walk")
+    weights = {"large": torch.randn(300, 400) * torch.logspace(-6, 3, 300)[:, None], "bias": torch.randn(70_000)}
+    weights["large"][7] = 0
+    packed = package.pack(weights, config, "int8")
+    assert packed["large"].dtype == torch.int8
+    assert sum(tensor.nbytes for tensor in packed.values()) < 0.26 * weights["large"].nbytes + weights["bias"].nbytes
+    back = package.unpacked(packed)
+    assert back.keys() == weights.keys()
+    step = weights["large"].abs().amax(dim=1, keepdim=True) / 127
+    assert ((back["large"] - weights["large"]).abs() <= 0.5001 * step).all()
+    assert torch.equal(back["bias"], weights["bias"])
+
+
+def test_what_half_precision_cannot_hold_stays_whole() -> None:
+    weights = {"wide": torch.tensor([[1e5, 1.0]]), "narrow": torch.tensor([[1e4, 1.0]])}
+    packed = package.pack(weights, preset("paper", "walker-walk"))
+    assert (packed["wide"].dtype, packed["narrow"].dtype) == (torch.float32, torch.float16)
+
+
+def test_the_second_critic_is_kept_where_the_attribution_reads_it() -> None:
+    config = preset("tiny", "cartpole-swingup")
+    weights = {
+        "learner.critic.heads.q1.0.weight": torch.ones(2, 2),
+        "learner.critic.heads.q2.0.weight": torch.ones(2, 2),
+    }
+    both = dataclasses.replace(config, settings=dataclasses.replace(config.settings, attribution_target="mean"))
+    assert len(package.pack(weights, config)) == 1
+    assert len(package.pack(weights, both)) == 2
+
+
+# The folder
+
+
+def test_what_the_folder_tells(trained: dict[str, Path], packaged: Path) -> None:
+    assert sorted(path.name for path in packaged.iterdir()) == ["README.md", "agent.json", "weights.safetensors"]
+    about = json.loads((packaged / package.ABOUT).read_text())
+    weights = (packaged / package.WEIGHTS).read_bytes()
+    assert about["weights"] == {"size": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
+    assert about["step"] == 24
+    assert about["spec"] == {"action_dim": 1, "channels": 9, "image_size": 24, "render_size": 24}
+    assert TrainConfig.from_dict(about["config"]) == run.read_config(trained["sgqn"])
+    assert about["versions"]["torch"] == torch.__version__
+    assert about["pictures"] == "generated"
+    assert about["precision"] == "half"
+    assert about["check"]["observations"] == 40  # two episodes of 20 steps
+    assert 0 < about["check"]["mean"] <= about["check"]["largest"] < 0.01
+    assert about["check"]["masks"] > 0.8
+    kept = [(line["shift"], line["renderer"], line["step"], line["mean"]) for line in about["returns"]]
+    assert kept == [("train", "gl", 24, 150.0), ("train", "warp", 24, 110.0), ("video_hard", "gl", 12, 1.5)]
+
+
+def test_the_model_card(packaged: Path) -> None:
+    text = (packaged / package.CARD).read_text()
+    assert text.startswith("# sgqn on cartpole-swingup\n")
+    assert "24 agent steps, seed 0" in text
+    assert "| train | 150 ± 50 | 2 | gl | none | 24 |" in text
+    assert "| video_hard | 2 ± 0 | 2 | gl | generated | 12 |" in text
+    assert "999" not in text
+    for words in ("not the benchmark's", "overlay pictures: generated", "MIT", "float16", "sgqn.load_agent"):
+        assert words in text, words
+    env = next(line for line in text.splitlines() if "sgqn.make" in line)
+    assert "image_size=24" in env
+    assert "action_repeat=50" in env
+
+
+def test_the_card_s_command_repeats_the_run(
+    trained: dict[str, Path], packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = next(line for line in (packaged / package.CARD).read_text().splitlines() if "sgqn train" in line)
+    told: list[TrainConfig] = []
+    monkeypatch.setattr(training, "train", lambda config, out, progress: told.append(config) or tmp_path)
+    assert main(shlex.split(line)[1:]) == 0
+    assert told == [run.read_config(trained["sgqn"])]
+
+
+def test_a_run_by_the_paper_has_a_short_command() -> None:
+    config = dataclasses.replace(preset("paper", "walker-walk"), agent="svea", seed=3, action_repeat=4)
+    assert card.command(config) == "sgqn train --task walker-walk --agent svea --seed 3"
+
+
+# Damage
+
+
+@pytest.mark.parametrize("where", [0, 0.3, 0.99])
+def test_one_altered_byte_of_the_weights_is_found(
+    packaged: Path, tmp_path: Path, where: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(packaged, tmp_path / "copy")
+    data = bytearray((folder / package.WEIGHTS).read_bytes())
+    data[int(where * len(data))] ^= 1
+    (folder / package.WEIGHTS).write_bytes(data)
+    with pytest.raises(DataError, match=r"weights\.safetensors: damaged, its checksum differs"):
+        sgqn.load_agent(folder)
+    assert "checksum" in fails(capsys, "evaluate", str(folder))
+
+
+def test_other_damage_is_found(packaged: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(packaged, tmp_path / "copy")
+    about = (folder / package.ABOUT).read_text()
+
+    def says(text: str) -> str:
+        (folder / package.ABOUT).write_text(text)
+        with pytest.raises(DataError) as error:
+            sgqn.load_agent(folder)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "altered" in says(about.replace('"rho": 0.98', '"rho": 0.5'))
+    assert "truncated" in says(about[:-20])
+    assert "truncated" in says("[]")
+    assert "format 7" in says(about.replace('"format": 1', '"format": 7'))
+    (folder / package.ABOUT).write_text(about)
+    (folder / package.WEIGHTS).unlink()
+    with pytest.raises(DataError, match=r"weights\.safetensors: cannot be read"):
+        sgqn.load_agent(folder)
+
+
+# Names
+
+
+def test_names(packaged: Path) -> None:
+    for name in ("pretrained:cartpole-swingup", "pretrained:cartpole-swingup/sgqn", packaged, str(packaged)):
+        assert hasattr(sgqn.load_agent(name), "decoder")
+    assert not hasattr(sgqn.load_agent("pretrained:cartpole-swingup/sac"), "decoder")
+
+
+def test_an_unknown_name_lists_what_is_there(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = "there are cartpole-swingup/sac, cartpole-swingup"
+    for name in ("walker-walk", "cartpole-swingup/svea", ""):
+        with pytest.raises(InvalidValueError, match=f"no pretrained agent '{name}': {there}"):
+            sgqn.load_agent(f"pretrained:{name}")
+    for command in ("evaluate", "explain"):
+        assert there in fails(capsys, command, "pretrained:walker-walk")
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
+    with pytest.raises(InvalidValueError, match="this installation has none"):
+        sgqn.load_agent("pretrained:walker-walk")
+
+
+def test_list(packaged: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["pretrained", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in found] == ["pretrained:cartpole-swingup/sac", "pretrained:cartpole-swingup"]
+    assert found[1]["bytes"] == sum(path.stat().st_size for path in packaged.iterdir())
+    assert main(["pretrained"]) == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if line.split()[:1] == ["cartpole-swingup"]).split()
+    assert row[1:] == ["24", "150", "2*"]
+    monkeypatch.setattr(pretrained, "FOLDER", packaged / "none")
+    assert main(["pretrained"]) == 0
+    assert "no pretrained agents" in capsys.readouterr().out
+
+
+# In place of a run
+
+
+def test_commands_take_it_and_leave_it_as_it_is(
+    trained: dict[str, Path],
+    packaged: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = snapshot(packaged)
+    name = "pretrained:cartpole-swingup"
+    here = functools.partial(evaluation.evaluate, num_workers=0)
+    monkeypatch.setattr(evaluation, "evaluate", here)
+    assert main(["evaluate", name, "--shift", "color_easy", "--episodes", "1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)[0]
+    played = explain.play(explain.Subject.load(trained["sgqn"]), "color_easy")
+    assert result["step"] == 24
+    assert result["returns"] == pytest.approx([played.rewards.sum()], abs=0.5)
+
+    sheet = tmp_path / "a.png"
+    assert main(["explain", name, str(packaged), "--frames", "2", "--out", str(sheet)]) == 0
+    blocks = np.split(np.asarray(Image.open(sheet))[:, explain.MARGIN : -explain.MARGIN], 2, axis=1)
+    assert capsys.readouterr().out
+    middle = slice(explain.TITLE + explain.HEADER, -explain.FOOTER)
+    width = explain.BLOCK[0]
+    assert np.array_equal(blocks[0][middle, :width], blocks[1][middle, -width:])
+
+    nothing = Saliency("", "", 0, "", "", "", 0.9, "", 1, 1, (), {}, {}, {})
+    monkeypatch.setattr(looking, "measure", lambda *_, **__: nothing)
+    assert main(["saliency", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["step"] == 24
+    assert snapshot(packaged) == before
+
+
+# Exporting
+
+
+def test_export_says_what_it_wrote(
+    trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], unseen: None
+) -> None:
+    out = tmp_path / "new" / "agent"
+    assert main(["export", str(trained["sgqn"]), "--out", str(out), "--precision", "int8"]) == 0
+    said = capsys.readouterr().out
+    assert "differ by 0.001 in the mean, 0.002 at most, from the trained agent's on 40 observations" in said
+    assert main(["export", str(trained["sac"]), "--out", str(out)]) == 0  # replaces it
+    assert json.loads((out / package.ABOUT).read_text())["config"]["agent"] == "sac"
+    assert os.listdir(tmp_path / "new") == ["agent"]
+
+
+def test_export_refuses(
+    trained: dict[str, Path],
+    packaged: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    unseen: None,
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("years")
+    good = str(trained["sgqn"])
+    assert "no exported agent" in fails(capsys, "export", good, "--out", str(mine))
+    assert "not a folder" in fails(capsys, "export", good, "--out", str(mine / "thesis.tex"))
+    assert "exported already" in fails(capsys, "export", str(packaged), "--out", str(tmp_path / "b"))
+    assert "no such folder" in fails(capsys, "export", str(tmp_path / "none"), "--out", str(tmp_path / "b"))
+    assert "--out" in fails(capsys, "export", good)
+    kept = shutil.copytree(packaged, tmp_path / "kept")
+    before = snapshot(tmp_path)
+    monkeypatch.setitem(SAME, "mean", 1.01 * TOLERANCE["int8"])
+    message = fails(capsys, "export", good, "--out", str(kept), "--precision", "int8")
+    assert "actions would differ" in message
+    assert "use --precision half" in message
+    assert snapshot(tmp_path) == before
+
+
+def test_a_failure_while_writing_leaves_the_old_agent(
+    trained: dict[str, Path], packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unseen: None
+) -> None:
+    kept = shutil.copytree(packaged, tmp_path / "kept")
+    before = snapshot(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="no space"):
+        export(trained["sgqn"], kept)
+    assert snapshot(tmp_path) == before
+    assert os.listdir(tmp_path) == ["kept"]
+
+
+# What the package brings
+
+
+def test_the_packages_own_agents_are_whole() -> None:
+    found = pretrained.available()
+    for name, folder in found.items():
+        packed = package.read(folder)
+        assert name == f"{packed.config.task}/{packed.config.agent}"
+        assert packed.about["returns"]
+        agent = packed.build()
+        assert agent.act(np.zeros((9, agent.spec.render_size, agent.spec.render_size), np.uint8)).shape
+        assert (folder / package.CARD).read_text() == card_of(folder)
+    assert sum(path.stat().st_size for folder in found.values() for path in folder.iterdir()) <= 40_000_000
+
+
+def card_of(folder: Path) -> str:
+    text = (folder / package.CARD).read_text()
+    for part in ("## Use", "## Returns", "## Training", "## Weights", "## Licence"):
+        assert part in text
+    return text

@@ -1,26 +1,29 @@
-"""Runs read back from their folders: configuration, evaluations, learning curve."""
+"""Runs read back from their folders: configuration, evaluations, measured saliency, learning curve."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from sgqn import checkpoint
+from sgqn.agents import AGENTS
 from sgqn.config import TrainConfig, preset
 from sgqn.envs.tasks import find_task
 from sgqn.errors import DataError, InvalidValueError, SgqnError
 from sgqn.evaluation import Evaluation
-from sgqn.run import CONFIG, EVALUATIONS, METRICS, read_config, read_lines
+from sgqn.run import CONFIG, EVALUATIONS, METRICS, SALIENCY, read_config, read_lines
+from sgqn.saliency import Saliency
 
 T = TypeVar("T")
 
-WITHOUT_RHO = ("sac", "drq", "rad", "soda", "svea", "svea_soda")
-"""Agents without a mask: the rho in their configuration means nothing."""
+_BESIDE = ("machine", "versions")
 
 _LEARNING = ("image_size", "frame_stack", "replay_capacity")
 """What, beside the agent's settings, changes how well a run can learn; the number of steps is told by itself."""
@@ -31,6 +34,18 @@ class RunEvaluation(Evaluation):
     """An evaluation of a run's agent as it was after `step` training steps."""
 
     step: int
+
+
+@dataclass(frozen=True)
+class RunSaliency(Saliency):
+    """Where a run's agent looked after `step` training steps."""
+
+    step: int
+
+    @property
+    def kind(self) -> tuple[str, str, float, str]:
+        """What two measurements must share to be the same one, made again."""
+        return self.shift, self.method, self.rho, self.fill
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,11 @@ class Run:
     """How far the run has come, by its log."""
     seconds: float = 0.0
     """The wall time that this took, evaluations included."""
+    saliency: tuple[RunSaliency, ...] = ()
+    """In the order in which it was measured."""
+    machine: dict[str, str] = field(default_factory=dict)
+    """What the training ran on: `device`, `path`, `precision`, `note`; empty where the run does not say."""
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def task(self) -> str:
@@ -75,7 +95,14 @@ class Run:
     @property
     def rho(self) -> float | None:
         """The quantile of the attribution's mask; None for agents that have none."""
-        return None if self.agent in WITHOUT_RHO else self.config.settings.rho
+        recipe = AGENTS.get(self.agent)
+        return None if recipe and not recipe.masks else self.config.settings.rho
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest one."""
+        found = checkpoint.list_checkpoints(self.path)
+        return found[-1] if found else None
 
     @cached_property
     def other_settings(self) -> tuple[str, ...]:
@@ -90,7 +117,12 @@ class Run:
     def evaluation(self, shift: str) -> RunEvaluation | None:
         """The one that counts: of the newest step that with the most episodes; then OpenGL's, then the latest."""
         found = [evaluation for evaluation in self.evaluations if evaluation.shift == shift]
-        return max(reversed(found), key=_rank, default=None)
+        return max(reversed(found), key=rank, default=None)
+
+    def looks(self) -> dict[tuple[str, str, float, str], RunSaliency]:
+        """Of each kind of measurement the one that counts, as of evaluations."""
+        kinds = dict.fromkeys(found.kind for found in self.saliency)
+        return {kind: max((f for f in reversed(self.saliency) if f.kind == kind), key=rank) for kind in kinds}
 
 
 class Found(NamedTuple):
@@ -145,8 +177,8 @@ def by_seed(runs: Iterable[Run], task: str, agent: str, shift: str) -> dict[int,
     found: dict[int, tuple[tuple[int, int, bool], Run]] = {}
     for run in runs:
         evaluation = run.evaluation(shift) if (run.task, run.agent) == (task, agent) else None
-        if evaluation is not None and (run.seed not in found or _rank(evaluation) > found[run.seed][0]):
-            found[run.seed] = _rank(evaluation), run
+        if evaluation is not None and (run.seed not in found or rank(evaluation) > found[run.seed][0]):
+            found[run.seed] = rank(evaluation), run
     return {seed: found[seed][1] for seed in sorted(found)}
 
 
@@ -165,7 +197,8 @@ def scores(runs: Iterable[Run], shift: str) -> dict[str, dict[str, dict[int, flo
 # ---------------------------------------------------------------- reading
 
 
-def _rank(evaluation: RunEvaluation) -> tuple[int, int, bool]:
+def rank(evaluation: RunEvaluation | RunSaliency) -> tuple[int, int, bool]:
+    """Which of two counts: of the newest step that with the most episodes, then OpenGL's."""
     return evaluation.step, evaluation.episodes, evaluation.renderer == "gl"
 
 
@@ -182,7 +215,7 @@ def _folders(path: Path, warnings: list[str]) -> Iterator[Path]:
 
 
 def _read(folder: Path, warnings: list[str]) -> Run:
-    config = _config(folder)
+    config, machine, versions = _config(folder)
     metrics = _parsed(folder / METRICS, _metric, warnings)
     ended = [line for line in metrics if math.isfinite(line.mean_return)]
     curve = Curve(
@@ -192,15 +225,20 @@ def _read(folder: Path, warnings: list[str]) -> Run:
     )
     last = metrics[-1] if metrics else _Metric(0, math.nan, 0.0)
     evaluations = _parsed(folder / EVALUATIONS, partial(_evaluation, config.task), warnings)
-    return Run(folder, config, tuple(evaluations), curve, last.step, last.seconds)
+    looks = _parsed(folder / SALIENCY, partial(_saliency, config.task), warnings)
+    of_training = (curve, last.step, last.seconds)
+    return Run(folder, config, tuple(evaluations), *of_training, tuple(looks), machine, versions)
 
 
-def _config(folder: Path) -> TrainConfig:
+def _config(folder: Path) -> tuple[TrainConfig, dict[str, str], dict[str, str]]:
+    """The configuration, and what is written beside it about machine and versions."""
     try:
         config = read_config(folder)
         if not isinstance(config.agent, str) or not isinstance(config.seed, int):
             raise InvalidValueError(f"agent {config.agent!r}, seed {config.seed!r}")
-        return config
+        beside = json.loads((folder / CONFIG).read_text())
+        machine, versions = ({str(k): str(v) for k, v in dict(beside.get(n) or {}).items()} for n in _BESIDE)
+        return config, machine, versions
     except (SgqnError, OSError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DataError(reason if str(folder) in reason else f"{folder / CONFIG} is damaged: {reason}") from error
@@ -209,15 +247,20 @@ def _config(folder: Path) -> TrainConfig:
 def _parsed(path: Path, parse: Callable[[dict[str, Any]], T], warnings: list[str]) -> list[T]:
     """The lines of a log; what is not what it should be is passed over, with one warning."""
     found: list[T] = []
-    wrong = 0
+    wrong = whole = written = 0
     try:
         for line in read_lines(path):
+            whole += 1
             try:
                 found.append(parse(line))
-            except (KeyError, TypeError, ValueError, OverflowError):
+            except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
                 wrong += 1
+        written = sum(bool(line.strip()) for line in path.read_text().split("\n")) if path.exists() else 0
     except (OSError, UnicodeDecodeError) as error:
         warnings.append(f"{path} is damaged: {' '.join(str(error).split())}")
+    if written > whole:
+        broken = written - whole
+        warnings.append(f"{path}: {broken} line{'s' * (broken > 1)} passed over: half-written, or not JSON")
     if wrong:
         warnings.append(f"{path}: {wrong} line{'s' * (wrong > 1)} passed over: a number is missing or not finite")
     return found
@@ -240,6 +283,26 @@ def _evaluation(task: str, line: dict[str, Any]) -> RunEvaluation:
         raise ValueError
     names = [str(line[name]) for name in ("shift", "renderer", "backgrounds")]
     return RunEvaluation(task, names[0], int(line["seed"]), names[1], names[2], returns, int(line["step"]))
+
+
+def _saliency(task: str, line: dict[str, Any]) -> RunSaliency:
+    if line["task"] != task:
+        raise ValueError
+    means, errors = ({str(k): _or_nan(v) for k, v in line[name].items()} for name in ("means", "errors"))
+    curves = {str(name): tuple(_or_nan(value) for value in values) for name, values in line["curves"].items()}
+    lengths = {len(values) for values in curves.values()}
+    if not means or len(lengths) > 1 or bool(curves) != ("shown" in curves):
+        raise ValueError
+    names = [str(line[name]) for name in ("shift", "renderer", "backgrounds", "method", "fill")]
+    shift, renderer, backgrounds, method, fill = names
+    returns = tuple(_finite(value) for value in line["returns"])
+    rho, every, frames = _finite(line["rho"]), int(line["every"]), int(line["frames"])
+    made_with = (int(line["seed"]), renderer, backgrounds, method, rho, fill, every, frames)
+    return RunSaliency(task, shift, *made_with, returns, means, errors, curves, int(line["step"]))
+
+
+def _or_nan(value: Any) -> float:
+    return math.nan if value is None else _finite(value)
 
 
 def _finite(value: Any) -> float:

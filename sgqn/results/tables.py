@@ -8,28 +8,32 @@ not quite the paper's: fewer steps or seeds, generated backgrounds, another rend
 from __future__ import annotations
 
 import csv
-import html
 import io
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sgqn.envs.tasks import SHIFTS, find_task
 from sgqn.results import paper
 from sgqn.results.paper import AVERAGE, Score
-from sgqn.results.runs import Run, RunEvaluation, by_seed, own_rho, with_settings
+from sgqn.results.runs import Run, RunEvaluation, RunSaliency, by_seed, own_rho, with_settings
 from sgqn.results.statistics import Interval, bootstrap_interval, generalization_gap, summarize
+from sgqn.results.text import in_markdown
 
 NO_RUN = "no run"
 INCOMPLETE = "incomplete"
 """An average or a margin of which only a part has runs."""
 UNDEFINED = "undefined"
 """A percentage of a training score that is 0."""
+NO_ANSWER = "–"
+"""A measure that the agent has no part for, or that no frame had an answer to."""
 ALL = "all"
 """Stands for the task or the shift in a cell about all of them."""
+OF_ALL = "(All numbers of ours.)"
+"""After a footnote that has no mark in the table."""
 MARGIN = "Δ"
 """The column with SGQN's distance from the best other agent."""
 
@@ -45,13 +49,15 @@ TITLES = {
     "interquartile_mean": "Interquartile mean over tasks",
     "gap": "Generalisation gap",
 }
-"""Every table that there can be, in order."""
+"""Every table of returns and times that there can be, in order."""
+MORE_TITLES = {"headline": "At a glance", "saliency": "Saliency against the simulator's truth"}
 
+_WITHOUT_NUMBER = {"relative gap": UNDEFINED, "saliency": NO_ANSWER}
 _CLIPS = re.compile(r"(\d+) of (\d+) clips")
 
 CSV_COLUMNS = (
     *("table", "task", "shift", "agent", "column", "quantity"),
-    *("ours_mean", "ours_std", "ours_low", "ours_high", "seeds", "runs"),
+    *("ours_mean", "ours_std", "ours_error", "ours_low", "ours_high", "seeds", "runs"),
     *("paper_mean", "paper_std", "difference"),
     *("renderer", "backgrounds", "steps", "episodes"),
 )
@@ -59,24 +65,30 @@ CSV_COLUMNS = (
 
 @dataclass(frozen=True)
 class Value:
-    """A number of ours: with its deviation over seeds, or with an interval."""
+    """A number of ours: with its deviation over seeds, with an interval, or with its standard error."""
 
     mean: float
     std: float | None = None
     low: float | None = None
     high: float | None = None
+    error: float | None = None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one run gives to a cell; no evaluation where the cell is about the training itself."""
+    """What one run gives to a cell: an evaluation, measured saliency, or neither: the training itself."""
 
     run: Run
     evaluation: RunEvaluation | None = None
+    saliency: RunSaliency | None = None
+
+    @property
+    def played(self) -> RunEvaluation | RunSaliency | None:
+        return self.evaluation or self.saliency
 
     @property
     def step(self) -> int:
-        return self.evaluation.step if self.evaluation else self.run.steps
+        return self.played.step if self.played else self.run.steps
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,7 @@ class Cell:
     agent: str
     column: str
     quantity: str = "score"
-    """score, margin, hours, steps, interquartile mean, gap or relative gap."""
+    """score, margin, hours, steps, interquartile mean, gap, relative gap or saliency."""
     ours: Value | None = None
     paper: Score | None = None
     percent: float | None = None
@@ -106,7 +118,7 @@ class Cell:
     @property
     def seeds(self) -> int:
         """Runs behind the number; where several tasks, shifts or agents are, the fewest behind one of them."""
-        groups = Counter((s.run.task, s.run.agent, s.evaluation and s.evaluation.shift) for s in self.samples)
+        groups = Counter((s.run.task, s.run.agent, s.played and s.played.shift) for s in self.samples)
         return min(groups.values(), default=0)
 
     @property
@@ -122,23 +134,32 @@ class Cell:
         return tuple(sorted({sample.step for sample in self.samples}))
 
     @property
-    def evaluations(self) -> tuple[RunEvaluation, ...]:
-        return tuple(sample.evaluation for sample in self.samples if sample.evaluation)
+    def evaluations(self) -> tuple[RunEvaluation | RunSaliency, ...]:
+        return tuple(sample.played for sample in self.samples if sample.played)
 
     def ours_text(self) -> str:
+        counted = self.count_text()
+        return self.value_text() + (f" ({counted})" if counted else "")
+
+    def value_text(self) -> str:
+        """Our number alone, or why there is none."""
         if self.ours is None:
-            return NO_RUN if not self.samples else UNDEFINED if self.quantity == "relative gap" else INCOMPLETE
+            return NO_RUN if not self.samples else _WITHOUT_NUMBER.get(self.quantity, INCOMPLETE)
         text = _number(self.ours.mean, self.digits, signed=self.quantity == "margin")
-        if self.ours.std is not None:
-            text += f" ± {_number(self.ours.std, self.digits)}"
+        spread = self.ours.std if self.ours.error is None else self.ours.error
+        if spread is not None:
+            text += f" ± {_number(spread, self.digits)}"
         if self.ours.low is not None and self.ours.high is not None:
             text += f" [{_number(self.ours.low, self.digits)}, {_number(self.ours.high, self.digits)}]"
-        text += _percent(self.percent, signed=self.quantity == "score")
-        if self.quantity == "steps":
-            return text
+        return text + _percent(self.percent, signed=self.quantity == "score")
+
+    def count_text(self) -> str:
+        """How many runs our number is of; empty where that is said elsewhere, or there is none."""
+        if self.ours is None or self.quantity in ("steps", "saliency"):
+            return ""
         if self.task == ALL:
-            return f"{text} ({_count(self.tasks, 'task')}, {_count(self.runs, 'run')})"
-        return f"{text} (n = {self.seeds})"
+            return f"{_count(self.tasks, 'task')}, {_count(self.runs, 'run')}"
+        return f"n = {self.seeds}"
 
     def paper_text(self) -> str:
         """Empty where the paper has no such number."""
@@ -177,11 +198,17 @@ class ResultTable:
 
     @property
     def title(self) -> str:
-        return TITLES[self.name]
+        return (TITLES | MORE_TITLES)[self.name]
 
     @property
     def cells(self) -> list[Cell]:
         return [cell for row in self.rows for cell in row.cells]
+
+    @property
+    def common_notes(self) -> tuple[int, ...]:
+        """The footnotes of all numbers of ours, if there are several: said once, not at each of them."""
+        notes = [set(cell.notes) for cell in self.cells if cell.ours]
+        return tuple(sorted(set.intersection(*notes))) if len(notes) > 1 else ()
 
 
 def tables(runs: Iterable[Run]) -> list[ResultTable]:
@@ -191,7 +218,29 @@ def tables(runs: Iterable[Run]) -> list[ResultTable]:
     papers = [_paper_table(table, runs) for table in paper.tables()]
     used = {of_run for table in papers for of_run in _evaluated(table.cells)}
     found = [*papers, _hours(own), _other(runs, used), _interquartile_means(own), _gaps(own)]
-    return [_with_footnotes(table) for table in found if any(cell.ours for cell in table.cells)]
+    return [with_footnotes(table) for table in found if any(cell.ours for cell in table.cells)]
+
+
+def headline(runs: Iterable[Run]) -> ResultTable | None:
+    """Every task and agent with the paper's settings, in every shift; None without evaluations."""
+    own = with_settings(runs)
+    shifts = shifts_of(own)
+    rows = []
+    for task in tasks_of(own):
+        for agent in agents_of(run for run in own if run.task == task):
+            cells = [_score(own, task, shift, agent) for shift in shifts]
+            beside = [
+                replace(cell, column=cell.shift, paper=paper.score(task, agent, cell.shift), digits=_digits(task))
+                for cell in cells
+            ]
+            if any(cell.ours for cell in beside):
+                rows.append(ResultRow((task, title_of(agent)), tuple(beside)))
+    caption = (
+        "Mean return and deviation over seeds of the runs with the paper's action repeat and quantile, in the "
+        "training scene and under every shift that was evaluated."
+    )
+    table = ResultTable("headline", caption, ("task", "agent"), shifts, tuple(rows))
+    return with_footnotes(table) if rows else None
 
 
 def left_out(found: Iterable[ResultTable]) -> list[str]:
@@ -318,9 +367,9 @@ def _change(table: paper.Table, ours: dict[str, float], column: str) -> tuple[fl
 
 def _hours(runs: list[Run]) -> ResultTable:
     """Measured wall time of each agent's longest runs, over dm_control's tasks, and how many steps that was."""
-    runs = _of_suite(runs)
+    runs = of_suite(runs)
     rows = []
-    for agent in _agents(runs, paper.HOURS):
+    for agent in agents_of(runs, paper.HOURS):
         longest = max((run.steps for run in runs if run.agent == agent), default=0)
         timed = [run for run in runs if run.agent == agent and run.steps == longest > 0]
         hours = _summary([run.seconds / 3600 for run in timed])
@@ -335,12 +384,17 @@ def _hours(runs: list[Run]) -> ResultTable:
                 samples=samples,
             ),
         )
-        rows.append(ResultRow((_title(agent),), cells))
+        rows.append(ResultRow((title_of(agent), _machines(timed)), cells))
     caption = (
         "Wall time of a run as measured, evaluations included, on the machine that made it; "
         f"the paper's on {paper.HARDWARE}."
     )
-    return ResultTable("hours", caption, ("agent",), ("hours", "steps"), tuple(rows))
+    return ResultTable("hours", caption, ("agent", "our machine"), ("hours", "steps"), tuple(rows))
+
+
+def _machines(runs: list[Run]) -> str:
+    """What the runs were trained on, as far as they say."""
+    return ", ".join(sorted({run.machine.get("device") or "not recorded" for run in runs}))
 
 
 # ---------------------------------------------------------------- beyond the paper
@@ -353,14 +407,14 @@ def _other(runs: list[Run], used: set[tuple[Path, str]]) -> ResultTable:
     """
     variants: dict[str, list[Run]] = {}
     for run in runs:
-        variants.setdefault(_variant(run), []).append(run)
+        variants.setdefault(variant_of(run), []).append(run)
     new: set[tuple[str, str, str]] = set()
     for name, members in variants.items():
         for task, shift in {(run.task, evaluation.shift) for run in members for evaluation in run.evaluations}:
             samples = _samples(members, task, shift, members[0].agent)
             if not all((sample.run.path, shift) in used for sample in samples):
                 new.add((task, shift, name))
-    shifts = _shifts(runs)
+    shifts = shifts_of(runs)
     keys = sorted({(task, shift) for task, shift, _ in new}, key=lambda key: (key[0], shifts.index(key[1])))
     columns = [name for name in variants if name in {name for _, _, name in new}]
     rows = []
@@ -372,26 +426,26 @@ def _other(runs: list[Run], used: set[tuple[Path, str]]) -> ResultTable:
     return ResultTable("other", caption, ("task", "shift"), tuple(columns), tuple(rows))
 
 
-def _variant(run: Run) -> str:
+def variant_of(run: Run) -> str:
     """The agent, and what of action repeat and rho is not the paper's for the task."""
     repeat = f", action repeat {run.action_repeat}" if run.action_repeat != find_task(run.task).action_repeat else ""
     rho = "" if run.rho is None or run.rho == own_rho(run.task) else f", ρ = {run.rho:g}"
-    return _title(run.agent) + repeat + rho
+    return title_of(run.agent) + repeat + rho
 
 
 def _interquartile_means(runs: list[Run]) -> ResultTable:
-    runs = _of_suite(runs)
-    shifts, agents = _shifts(runs), _agents(runs)
+    runs = of_suite(runs)
+    shifts, agents = shifts_of(runs), agents_of(runs)
     rows = []
     for agent in agents:
         cells = []
         for shift in shifts:
-            of_task = {task: _samples(runs, task, shift, agent) for task in _tasks(runs)}
+            of_task = {task: _samples(runs, task, shift, agent) for task in tasks_of(runs)}
             scores = {task: _means(samples) for task, samples in of_task.items() if samples}
-            ours = _value(bootstrap_interval(scores)) if scores else None
+            ours = _value(bootstrap_interval(scores), _several_runs(scores)) if scores else None
             samples = tuple(sample for part in of_task.values() for sample in part)
             cells.append(Cell(ALL, shift, agent, shift, "interquartile mean", ours, samples=samples))
-        rows.append(ResultRow((_title(agent),), tuple(cells)))
+        rows.append(ResultRow((title_of(agent),), tuple(cells)))
     caption = (
         "Mean of the middle half of all runs of all tasks of dm_control, with the 95 % interval of a bootstrap "
         "stratified by task."
@@ -400,11 +454,11 @@ def _interquartile_means(runs: list[Run]) -> ResultTable:
 
 
 def _gaps(runs: list[Run]) -> ResultTable:
-    runs = _of_suite(runs)
-    shifts = tuple(shift for shift in _shifts(runs) if shift != "train")
+    runs = of_suite(runs)
+    shifts = tuple(shift for shift in shifts_of(runs) if shift != "train")
     rows = [
-        ResultRow((_title(agent),), tuple(cell for shift in shifts for cell in _gap(runs, agent, shift)))
-        for agent in _agents(runs)
+        ResultRow((title_of(agent),), tuple(cell for shift in shifts for cell in _gap(runs, agent, shift)))
+        for agent in agents_of(runs)
     ]
     columns = tuple(title for shift in shifts for title in (shift, f"{shift}, % of train"))
     caption = (
@@ -417,7 +471,7 @@ def _gaps(runs: list[Run]) -> ResultTable:
 def _gap(runs: list[Run], agent: str, shift: str) -> list[Cell]:
     """Absolute and relative, over the runs with a score in both scenes."""
     both: list[tuple[Sample, Sample]] = []
-    for task in _tasks(runs):
+    for task in tasks_of(runs):
         train = {sample.run.path: sample for sample in _samples(runs, task, "train", agent)}
         shifted = {sample.run.path: sample for sample in _samples(runs, task, shift, agent)}
         both += [(train[path], shifted[path]) for path in train if path in shifted]
@@ -429,38 +483,52 @@ def _gap(runs: list[Run], agent: str, shift: str) -> list[Cell]:
     gap = generalization_gap(before, after) if both else None
     samples = tuple(sample for pair in both for sample in pair)
     relative = gap and gap.relative
-    values = (_value(gap.absolute) if gap else None, _value(relative, 100) if relative else None)
+    several = _several_runs(before)
+    values = (_value(gap.absolute, several) if gap else None, _value(relative, several, 100) if relative else None)
     return [
         Cell(ALL, shift, agent, shift, quantity, value, samples=samples)
         for quantity, value in zip(("gap", "relative gap"), values, strict=True)
     ]
 
 
-def _value(interval: Interval, scale: float = 1) -> Value:
+def _value(interval: Interval, several: bool, scale: float = 1) -> Value:
+    """With its interval, unless there was nothing to resample."""
+    if not several:
+        return Value(scale * interval.value)
     return Value(scale * interval.value, low=scale * interval.low, high=scale * interval.high)
 
 
-def _of_suite(runs: Iterable[Run]) -> list[Run]:
+def _several_runs(scores: Mapping[str, Sized]) -> bool:
+    """Whether a task has more than one run."""
+    return any(len(runs) > 1 for runs in scores.values())
+
+
+def of_suite(runs: Iterable[Run]) -> list[Run]:
     """The runs of dm_control's tasks. The robots have other rewards, and train for fewer steps."""
     return [run for run in runs if run.task not in paper.ROBOT_TASKS]
 
 
-def _agents(runs: Iterable[Run], also: Iterable[str] = ()) -> list[str]:
+def agents_of(runs: Iterable[Run], also: Iterable[str] = ()) -> list[str]:
     """Those of the paper in its order, then others."""
     there = {run.agent for run in runs} | set(also)
     return [*(agent for agent in paper.TITLES if agent in there), *sorted(there - paper.TITLES.keys())]
 
 
-def _tasks(runs: Iterable[Run]) -> list[str]:
+def tasks_of(runs: Iterable[Run]) -> list[str]:
     return list(dict.fromkeys(run.task for run in runs))
 
 
-def _shifts(runs: Iterable[Run]) -> tuple[str, ...]:
+def shifts_of(runs: Iterable[Run]) -> tuple[str, ...]:
     there = {evaluation.shift for run in runs for evaluation in run.evaluations}
-    return (*(shift for shift in SHIFTS if shift in there), *sorted(there - set(SHIFTS)))
+    return tuple(sorted(there, key=shift_order))
 
 
-def _title(agent: str) -> str:
+def shift_order(shift: str) -> tuple[int, str]:
+    """The known ones in their order, then others."""
+    return (SHIFTS.index(shift) if shift in SHIFTS else len(SHIFTS), shift)
+
+
+def title_of(agent: str) -> str:
     return paper.TITLES.get(agent, agent)
 
 
@@ -475,7 +543,7 @@ def _evaluated(cells: Iterable[Cell]) -> Iterator[tuple[Path, str]]:
 # ---------------------------------------------------------------- footnotes
 
 
-def _with_footnotes(table: ResultTable) -> ResultTable:
+def with_footnotes(table: ResultTable) -> ResultTable:
     """Number what there is to say about the cells, in the order in which it first comes up."""
     said: dict[str, set[int | str]] = {}
     numbers: dict[str, int] = {}
@@ -504,7 +572,7 @@ def _notes(table: ResultTable, cell: Cell) -> Iterator[tuple[str, int | str | No
         paper_steps = paper.ROBOT_STEPS if sample.run.task in paper.ROBOT_TASKS else paper.STEPS
         if sample.step < paper_steps:
             yield f"Fewer steps than the paper's {paper_steps:,}", sample.step
-    if cell.quantity not in ("hours", "steps") and cell.seeds < paper.RUNS:
+    if cell.quantity not in ("hours", "steps", "saliency") and cell.seeds < paper.RUNS:
         yield f"Fewer seeds than the paper's {paper.RUNS}", None
     for evaluation in cell.evaluations:
         if evaluation.backgrounds == "generated":
@@ -518,6 +586,8 @@ def _notes(table: ResultTable, cell: Cell) -> Iterator[tuple[str, int | str | No
             yield "Other settings than the paper's", name
     if cell.task == ALL and cell.evaluations and _fewer_tasks(table, cell):
         yield "Over fewer tasks than another agent in this column: not to be compared", None
+    if table.name == "action_repeat" and paper.ACTION_REPEAT.get(cell.task) == paper.table(table.name).action_repeat:
+        yield f'The task repeats actions 4 times anyway: the same runs as in "{TITLES["video"]}", as in the paper', None
     for remark in paper.remarks(table.name):
         of_margin = remark.column == "sgqn" and remark.quantity in ("difference", "percent")
         column = MARGIN if of_margin and MARGIN in table.columns else remark.column
@@ -542,13 +612,15 @@ def _remark(remark: paper.Remark) -> str:
 
 def to_markdown(table: ResultTable) -> str:
     """Heading, caption, table and footnotes. A cell reads ours, the paper's, the difference, below each other."""
-    lines = [f"### {_escape(table.title)}", "", _escape(table.caption), ""]
-    head = [_escape(text) for text in (*table.headers, *table.columns)]
+    lines = [f"### {in_markdown(table.title)}", "", in_markdown(table.caption), ""]
+    head = [in_markdown(text) for text in (*table.headers, *table.columns)]
     lines += [_line(head), _line(["---"] * len(table.headers) + ["---:"] * len(table.columns))]
     for row in table.rows:
-        lines.append(_line([*map(_escape, row.labels), *map(_cell_text, row.cells)]))
+        cells = [_cell_text(cell, table.common_notes) for cell in row.cells]
+        lines.append(_line([*map(in_markdown, row.labels), *cells]))
     lines += [""] if table.footnotes else []
-    lines += [f"{number}. {_escape(text)}" for number, text in enumerate(table.footnotes, 1)]
+    for number, text in enumerate(table.footnotes, 1):
+        lines.append(f"{number}. {in_markdown(text)}" + f" {OF_ALL}" * (number in table.common_notes))
     return "\n".join(lines) + "\n"
 
 
@@ -556,8 +628,9 @@ def _line(texts: Iterable[str]) -> str:
     return f"| {' | '.join(texts)} |"
 
 
-def _cell_text(cell: Cell) -> str:
-    marks = f" <sup>{','.join(map(str, cell.notes))}</sup>" if cell.notes else ""
+def _cell_text(cell: Cell, common: Sequence[int]) -> str:
+    notes = [str(number) for number in cell.notes if number not in common]
+    marks = f" <sup>{','.join(notes)}</sup>" if notes else ""
     parts = [cell.ours_text() + marks]
     if printed := cell.paper_text():
         parts.append(f"paper {printed}")
@@ -574,7 +647,7 @@ def to_csv(table: ResultTable) -> str:
     for given in table.cells:
         cell = given if given.ours else replace(given, samples=())  # runs that gave no number
         ours, printed = cell.ours or Value(math.nan), cell.paper or Score(math.nan)
-        numbers = (ours.mean, ours.std, ours.low, ours.high)
+        numbers = (ours.mean, ours.std, ours.error, ours.low, ours.high)
         writer.writerow(
             [
                 *(table.name, cell.task, cell.shift, cell.agent, cell.column, cell.quantity),
@@ -607,8 +680,3 @@ def _percent(value: float | None, signed: bool) -> str:
 
 def _count(things: Sequence[object], name: str) -> str:
     return f"{len(things)} {name}{'s' * (len(things) != 1)}"
-
-
-def _escape(text: str) -> str:
-    """Names come from files: nothing in them may end a cell or become HTML."""
-    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sgqn import run as run_folder
+from sgqn.agents import AGENTS
 from sgqn.config import TrainConfig, preset, versions
 from sgqn.errors import DataError, InvalidValueError
 from sgqn.results.runs import Run, RunEvaluation, by_seed, find_runs, scores, with_settings
@@ -84,7 +85,12 @@ def test_a_half_written_line_is_passed_over(tmp_path: Path):
     (run,), warnings = find_runs(tmp_path)
     assert len(run.evaluations) == 1
     assert run.steps == 0
-    assert warnings == []
+    told = "1 line passed over: half-written, or not JSON"
+    assert warnings == [f"{folder / name}: {told}" for name in (run_folder.METRICS, run_folder.EVALUATIONS)]
+    run_folder.append_line(folder / run_folder.EVALUATIONS, line("walker-walk", "train", [9.0], 600_000))
+    (run,), again = find_runs(tmp_path)
+    assert [found.mean for found in run.evaluations] == [5.0, 9.0]  # the broken line does not swallow the next
+    assert again == warnings
 
 
 @pytest.mark.parametrize(
@@ -166,6 +172,29 @@ def test_a_damaged_log_leaves_the_run(tmp_path: Path):
     assert warning.startswith(f"{folder / 'metrics.jsonl'} is damaged")
 
 
+def test_machine_and_versions_come_from_beside_the_configuration(tmp_path: Path):
+    config = config_of("walker-walk", "sac", 0)
+    folder = write_run(tmp_path, config)
+    (run,), _ = find_runs(tmp_path)
+    assert (run.machine, run.versions) == ({}, versions())
+    run_folder.write_config(folder, config, {"device": "NVIDIA H200", "path": "kernels"})
+    (run,), _ = find_runs(tmp_path)
+    assert run.machine == {"device": "NVIDIA H200", "path": "kernels"}
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "machine": None, "versions": {}}))
+    (run,), warnings = find_runs(tmp_path)
+    assert (run.machine, run.versions, warnings) == ({}, {}, [])
+    (folder / "config.json").write_text(json.dumps({**values, "machine": "fast"}))
+    with pytest.raises(DataError, match="damaged"):
+        find_runs(tmp_path)
+
+
+def test_only_agents_that_mask_have_a_rho():
+    with_rho = {name for name in AGENTS if Run(Path("run"), config_of("walker-walk", name, 0)).rho is not None}
+    assert with_rho == {"sgqn", "sac_consistency", "sac_selfsup"}
+    assert Run(Path("run"), config_of("walker-walk", "my_agent", 0)).rho == 0.95
+
+
 # ---------------------------------------------------------------- choosing
 
 
@@ -234,8 +263,8 @@ def test_no_content_of_a_log_stops_the_reading(tmp_path: Path, content: bytes):
     folder = tmp_path / "walker-walk" / "sac" / "0"
     if not folder.exists():
         write_run(tmp_path, config_of("walker-walk", "sac", 0))
-    for name in ("evaluations.jsonl", "metrics.jsonl"):
+    for name in ("evaluations.jsonl", "metrics.jsonl", "saliency.jsonl"):
         (folder / name).write_bytes(content)
     (run,), warnings = find_runs(tmp_path)
-    assert run.evaluations == ()
+    assert run.evaluations == run.saliency == ()
     assert all("\n" not in warning for warning in warnings)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sgqn.results.tables import (
     Cell,
     ResultTable,
     Value,
+    headline,
     left_out,
     tables,
     to_csv,
@@ -254,14 +256,17 @@ def test_hours_are_measured_and_say_how_many_steps():
     ]
     table = table_of(runs, "hours")
     hours, steps = table.rows[-1].cells
-    assert table.rows[-1].labels == ("SGQN",)
+    assert table.rows[-1].labels == ("SGQN", "not recorded")
     assert (hours.ours, hours.paper, hours.difference) == (Value(1.0, 0.5), Score(15), -14)
     assert hours.ours_text() == "1.00 ± 0.50 (2 tasks, 2 runs)"
     assert hours.paper_text() == "about 15"
     assert (steps.ours, steps.paper) == (Value(100_000), Score(500_000))
     assert footnotes_of(table, hours) == ["Fewer steps than the paper's 500,000: 100,000."]
-    drq = next(row for row in table.rows if row.labels == ("DrQ",)).cells[0]
+    drq = next(row for row in table.rows if row.labels[0] == "DrQ").cells[0]
     assert (drq.ours, drq.paper, drq.notes) == (Value(2.0), None, ())
+    named = [replace(run, machine={"device": name}) for run, name in zip(runs, ("H200", "CPU", "TPU", ""), strict=True)]
+    labels = dict(row.labels for row in table_of(named, "hours").rows)
+    assert (labels["SGQN"], labels["DrQ"], labels["SAC"]) == ("CPU, H200", "not recorded", "")
     assert {row.labels[0] for row in table.rows} == {paper.TITLES[agent] for agent in (*paper.HOURS, "drq")}
 
 
@@ -291,6 +296,58 @@ def test_footnotes_say_what_is_not_the_papers():
     markdown = to_markdown(table)
     for number, text in enumerate(table.footnotes, 1):
         assert f"\n{number}. {text}" in markdown
+
+
+def test_notes_of_all_numbers_are_said_once():
+    few = [run_with("walker-walk", "sac", 0, {"video_easy": 1, "video_hard": 2}, renderer="warp")]
+    short = run_with("walker-walk", "sgqn", 0, {"video_hard": 1}, renderer="warp", step=600)
+    table = table_of([*few, short], "video")
+    common = [table.footnotes[number - 1] for number in table.common_notes]
+    assert common == [
+        "Fewer seeds than the paper's 5.",
+        "Pictures by another renderer than gl, the benchmark's own: warp.",
+    ]
+    markdown = to_markdown(table)
+    assert markdown.count("(All numbers of ours.)") == 2
+    assert "| 2 (n = 1)<br>" in markdown
+    steps = 1 + table.footnotes.index("Fewer steps than the paper's 500,000: 600.")
+    assert f"| 1 (n = 1) <sup>{steps}</sup><br>" in markdown
+    assert table_of([short], "video").common_notes == ()  # one number has its marks beside it
+
+
+def test_runs_that_repeat_four_times_anyway_are_noted():
+    runs = [
+        run_with("walker-walk", "sgqn", 0, {"video_hard": 700}),
+        run_with("finger-spin", "sgqn", 0, {"video_hard": 500}, action_repeat=4),
+    ]
+    table = table_of(runs, "action_repeat")
+
+    def noted(task: str) -> bool:
+        return any(
+            "the same runs as" in note for note in footnotes_of(table, cell_of(table, task, "video_hard", "sgqn"))
+        )
+
+    assert noted("walker-walk")
+    assert not noted("finger-spin")
+    assert not any("the same runs as" in note for note in table_of(runs, "video").footnotes)
+
+
+def test_headline_by_hand():
+    runs = [
+        run_with("walker-walk", "sgqn", 0, {"train": 900, "video_hard": 700}),
+        run_with("walker-walk", "sgqn", 1, {"train": 940}),
+        run_with("walker-walk", "sac", 0, {"color_hard": 100}),
+        run_with("cartpole-swingup", "sgqn", 0, {"train": 1}, action_repeat=4),  # not the paper's settings
+    ]
+    table = headline(runs)
+    assert table is not None
+    assert table.columns == ("train", "color_hard", "video_hard")
+    assert [row.labels for row in table.rows] == [("walker-walk", "SAC"), ("walker-walk", "SGQN")]
+    train, color, hard = table.rows[1].cells
+    assert (train.ours, train.paper, train.difference) == (Value(920.0, 20.0), Score(937, 12), -17)
+    assert (color.ours_text(), color.paper) == (NO_RUN, None)
+    assert (hard.ours, hard.seeds, hard.paper) == (Value(700.0), 1, Score(739, 21))
+    assert headline(runs[3:]) is None
 
 
 # ---------------------------------------------------------------- beyond the paper
@@ -329,7 +386,7 @@ def test_interquartile_mean_and_gap_by_hand():
 def test_a_share_of_nothing_is_undefined():
     gaps = table_of([run_with("walker-walk", "sac", 0, {"train": 0, "video_hard": 0})], "gap")
     absolute, relative = gaps.cells
-    assert absolute.ours_text() == "0 [0, 0] (1 task, 1 run)"
+    assert absolute.ours_text() == "0 (1 task, 1 run)"  # a single run has no interval
     assert relative.ours_text() == UNDEFINED
 
 

@@ -1,0 +1,168 @@
+"""Sheets of what the agents of a task look at: the same moments for all, one agent a row."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from sgqn import explain
+from sgqn.errors import SgqnError
+from sgqn.explain import Block, Episode, Subject
+from sgqn.results.document import Picture, slug
+from sgqn.results.runs import Run, with_settings
+from sgqn.results.tables import agents_of, title_of
+
+MOMENTS = (0.1, 0.35)
+"""Where in an episode."""
+COLUMNS = ("observation", "attribution", "mask", "predicted mask")
+CELL, GAP, BETWEEN, NAMES, HEAD, ROW, MARGIN = 168, 10, 36, 300, 92, 178, 8
+"""In pixels of the file, which is shown at half its size."""
+INK, GREY, PALE = (29, 33, 41), (104, 112, 125), (240, 242, 245)
+
+OnShare = Callable[[float], None]
+"""Told the share of the work that is done, from 0 to 1."""
+
+
+def choose(runs: Iterable[Run]) -> list[Run]:
+    """Of every agent of one task the run to look into: with a checkpoint, best with the paper's settings, seed 0 first.
+
+    All have the first one's action repeat, or the moments would not be the same.
+    """
+    there = [run for run in runs if run.checkpoint]
+    own = with_settings(there)
+    chosen: list[Run] = []
+    for agent in reversed(agents_of(there)):  # SGQN is the last of the paper's, and plays the episode
+        of_agent = [run for run in there if run.agent == agent]
+        best = min(of_agent, key=lambda run: (run not in own, run.seed))
+        if not chosen or best.config.episode_steps == chosen[0].config.episode_steps:
+            chosen.append(best)
+    return chosen
+
+
+def sheets(
+    runs: Sequence[Run],
+    shifts: Sequence[str],
+    warnings: list[str],
+    seed: int = 0,
+    renderer: str = "auto",
+    device: str = "cpu",
+    on_share: OnShare = lambda share: None,
+) -> list[Picture]:
+    """A sheet for each shift, of runs of one task. An agent that cannot be loaded is left out, with a warning."""
+    subjects = []
+    for run in runs:
+        try:
+            subjects.append(Subject.load(run.path, device))
+        except SgqnError as error:
+            warnings.append(f"not in the gallery: {error}")
+    pictures = []
+    for number, shift in enumerate(shifts if subjects else ()):
+
+        def say(share: float, number: int = number) -> None:
+            on_share((number + share) / len(shifts))
+
+        try:
+            pictures.append(_sheet(subjects, shift, seed, renderer, say))
+        except SgqnError as error:
+            warnings.append(f"no gallery of {subjects[0].config.task} in {shift}: {error}")
+    return pictures
+
+
+def _sheet(subjects: Sequence[Subject], shift: str, seed: int, renderer: str, say: OnShare) -> Picture:
+    task, length = subjects[0].config.task, subjects[0].config.episode_steps
+    moments = np.unique([int(share * length) for share in MOMENTS])
+    played: dict[tuple[int, int, int], Episode] = {}
+    blocks = []
+    for number, subject in enumerate(subjects):
+        eyes = (subject.agent.spec.render_size, subject.agent.spec.image_size, subject.config.frame_stack)
+        if eyes not in played:
+            first = next(iter(played.values()), None)
+            steps = int(moments[-1]) + 1
+            actions = first.actions if first else None
+
+            def on_step(_: str, done: int, total: int, number: int = number) -> None:
+                say((number + 0.9 * done / total) / len(subjects))
+
+            played[eyes] = explain.play(subject, shift, seed, renderer, steps, actions, on_step)
+        blocks.append(_look(subject, played[eyes], moments, shift))
+        say((number + 1) / len(subjects))
+    episode = next(iter(played.values()))
+    caption = (
+        f"The episode that {title_of(subjects[0].config.agent)} plays with seed {seed}, at steps "
+        f"{' and '.join(map(str, moments))}; every agent attributes the value of the action that it would take. "
+        f"Renderer {episode.renderer}, backgrounds {episode.backgrounds}."
+    )
+    sheet = draw(blocks, moments)
+    file = io.BytesIO()
+    sheet.save(file, format="PNG", optimize=True)
+    return Picture(slug(f"look-{task}-{shift}"), f"{task}, {shift}", caption, file.getvalue(), sheet.size)
+
+
+def _look(subject: Subject, episode: Episode, moments: np.ndarray, shift: str) -> Block:
+    """The moments through the eyes of an agent, whoever plays."""
+    seen = episode.seen[torch.from_numpy(moments.clip(max=len(episode.seen) - 1))].to(subject.agent.device)
+    with torch.no_grad():
+        actions = subject.agent.policy(seen, deterministic=True)
+    picked = episode._replace(seen=seen, actions=actions)
+    method = subject.config.settings.attribution
+    (block,) = explain.look_at(subject, picked, np.arange(len(moments)), shift, method, (), lambda *_: None)
+    return block
+
+
+# ---------------------------------------------------------------- drawing
+
+
+def draw(blocks: Sequence[Block], moments: np.ndarray) -> Image.Image:
+    """A row of pictures for each agent: what it sees, its attribution, mask and predicted mask, at every moment."""
+    strip = len(COLUMNS) * (CELL + GAP) - GAP
+    width = NAMES + len(moments) * strip + (len(moments) - 1) * BETWEEN
+    sheet = Image.new("RGB", (width, HEAD + len(blocks) * ROW - GAP + MARGIN), "white")
+    pen = ImageDraw.Draw(sheet)
+    for i, moment in enumerate(moments):
+        left = NAMES + i * (strip + BETWEEN)
+        _text(pen, (left, 4), f"step {moment}", 28, INK)
+        for j, name in enumerate(COLUMNS):
+            _text(pen, (left + j * (CELL + GAP), 50), name, 24, GREY)
+        for row, block in enumerate(blocks):
+            _strip(sheet, pen, block, i, left, HEAD + row * ROW)
+    for row, block in enumerate(blocks):
+        _names(pen, block, HEAD + row * ROW)
+    return sheet
+
+
+def _names(pen: ImageDraw.ImageDraw, block: Block, top: int) -> None:
+    config = block.subject.config
+    _text(pen, (0, top + 36), title_of(config.agent), 28, INK)
+    _text(pen, (0, top + 76), f"seed {config.seed}, {block.subject.step:,} steps", 22, GREY)
+    _text(pen, (0, top + 106), f"rho {block.rho:g}", 22, GREY)
+
+
+def _strip(sheet: Image.Image, pen: ImageDraw.ImageDraw, block: Block, moment: int, left: int, top: int) -> None:
+    pictures = (
+        block.observation[moment],
+        explain.inferno(block.attribution[moment] / block.scale),
+        explain.grey(block.mask[moment]),
+        None if block.predicted is None else explain.grey(block.predicted[moment]),
+    )
+    for j, picture in enumerate(pictures):
+        x = left + j * (CELL + GAP)
+        if picture is None:
+            pen.rectangle((x, top, x + CELL - 1, top + CELL - 1), fill=PALE)
+            _text(pen, (x + CELL // 2, top + CELL // 2), "no decoder", 22, GREY, "mm")
+        else:
+            sheet.paste(Image.fromarray(picture).resize((CELL, CELL), Image.Resampling.NEAREST), (x, top))
+
+
+def _text(
+    pen: ImageDraw.ImageDraw,
+    at: tuple[int, int],
+    text: str,
+    size: int,
+    fill: tuple[int, int, int],
+    anchor: str = "la",
+) -> None:
+    pen.text(at, text, fill=fill, font=ImageFont.load_default(size), anchor=anchor)

@@ -1,0 +1,90 @@
+"""A report as Markdown, its pictures as files beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from sgqn.results.document import (
+    Bullets,
+    Definitions,
+    Document,
+    Figure,
+    Grid,
+    Paragraph,
+    Part,
+    Picture,
+    Scores,
+    slug,
+)
+from sgqn.results.figures import Chart, DotChart, draw
+from sgqn.results.tables import to_markdown
+from sgqn.results.text import in_markdown
+
+PICTURES, TABLES = "pictures", "tables"
+"""Folders beside the page."""
+
+
+def to_page(document: Document) -> str:
+    lines = [f"# {in_markdown(document.title)}", "", in_markdown(document.subtitle), ""]
+    for section in document.sections:
+        lines += [f"## {in_markdown(section.title)}", ""]
+        for part in section.parts:
+            lines += [_part(part), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def files_of(document: Document) -> dict[str, bytes]:
+    """What the page links to, by its path: a PNG for each picture, an SVG for each chart, a CSV for each table."""
+    files: dict[str, bytes] = {}
+    for part in document.parts:
+        if isinstance(part, Picture):
+            files[f"{PICTURES}/{part.name}.png"] = part.png
+        elif isinstance(part, Figure):
+            files |= {path: draw(chart, legend=True).encode() for path, chart in _charts(part)}
+        elif isinstance(part, Scores):
+            files[_csv(part)] = part.csv.encode()
+    return files
+
+
+def _part(part: Part) -> str:
+    match part:
+        case Paragraph():
+            return _heading(part.title) + in_markdown(part.text)
+        case Bullets():
+            return "\n".join(f"- {in_markdown(item)}" for item in part.items)
+        case Definitions():
+            return "\n".join(f"- **{in_markdown(term)}**: {in_markdown(text)}" for term, text in part.items)
+        case Grid():
+            return _grid(part)
+        case Scores():
+            return f"{to_markdown(part.table)}\n[{part.table.name}.csv]({_csv(part)})"
+        case Figure():
+            images = [f"![{in_markdown(chart.title)}]({path})" for path, chart in _charts(part)]
+            return f"### {in_markdown(part.title)}\n\n{in_markdown(part.caption)}\n\n" + "\n".join(images)
+        case Picture():
+            shown = f"![{in_markdown(part.title)}]({PICTURES}/{part.name}.png)"
+            return f"#### {in_markdown(part.title)}\n\n{in_markdown(part.caption)}\n\n{shown}"
+
+
+def _heading(title: str) -> str:
+    return f"### {in_markdown(title)}\n\n" if title else ""
+
+
+def _grid(grid: Grid) -> str:
+    rule = ["---:" if header in grid.numbers else "---" for header in grid.headers]
+    lines = [map(in_markdown, grid.headers), rule, *(map(in_markdown, row) for row in grid.rows)]
+    return _heading(grid.title) + "\n".join(map(_row, lines))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _charts(figure: Figure) -> Iterator[tuple[str, Chart | DotChart]]:
+    """Each chart and the path of its file: numbered, since titles may be anything."""
+    for i, chart in enumerate(figure.charts, 1):
+        yield f"{PICTURES}/{figure.name}-{i}-{slug(chart.title)}.svg", chart
+
+
+def _csv(scores: Scores) -> str:
+    return f"{TABLES}/{scores.table.name}.csv"

@@ -3,10 +3,10 @@
     python benchmarks/evaluation.py                        # 30 episodes in video_hard with both renderers, some minutes
     python benchmarks/evaluation.py --renderers warp --episodes 8
 
-Ours is one whole call of `sgqn.evaluate`: worker processes, compilation from the cache, decoding, all episodes. Now and then
-it is halted, and the reference plays a window: a reset and some steps. It is extrapolated from the windows' median, without
-what it takes to set it up. The reference is that of env_throughput.py, its policy the same network, one observation
-at a time.
+Ours is one whole call of `sgqn.evaluate`: starting workers, decoding clips, all episodes. Now and then it is halted
+and the reference plays a window: a reset and some steps. Its time is extrapolated from the median of the windows,
+without what it takes to set it up. The reference is that of env_throughput.py; its policy is the same network, eager,
+one observation at a time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 import tyro
 from env_throughput import Reference
 from rich.console import Console
@@ -89,6 +90,7 @@ class Windows:
     def __init__(self, reference: Reference, options: Options):
         self._reference, self._options = reference, options
         self._mark: tuple[int, float] = (0, time.perf_counter())
+        self._threads = torch.get_num_threads()
         self.away = 0.0
         self.rates: list[float] = []
         self.ratios: list[float] = []
@@ -100,7 +102,10 @@ class Windows:
             return  # or its decoding would slow the reference down, and cost us nothing
         start = time.perf_counter()
         steps, since = self._mark
+        ours = torch.get_num_threads()
+        torch.set_num_threads(self._threads)  # as many as it would have by itself
         self.rates.append(self._reference.measure(self._options.steps))
+        torch.set_num_threads(ours)
         self.ratios.append((done - steps) / (start - since) / self.rates[-1])
         self._mark = (done, time.perf_counter())
         self.away += time.perf_counter() - start
@@ -111,18 +116,16 @@ def show(options: Options, rows: list[dict]) -> None:
         print(json.dumps(rows, indent=1))
         return
     steps = find_task(options.task).episode_steps
-    what = f"{options.task}, {options.shift}: {options.episodes} episodes x {steps} steps"
-    table = Table(title=f"{what} ({os.cpu_count()} CPU cores)")
-    for name in ("what", "backgrounds", "seconds", "steps/s", "times the reference", "in the windows"):
-        table.add_column(name, justify="left" if name in ("what", "backgrounds") else "right")
+    played = f"{options.task}, {options.shift}: {options.episodes} episodes x {steps} steps"
+    table = Table(title=f"{played} ({os.cpu_count()} CPU cores, backgrounds {rows[0]['backgrounds']})")
+    for name in ("what", "seconds", "steps/s", "times the reference", "window by window"):
+        table.add_column(name, justify="left" if name == "what" else "right")
     for row in rows:
-        spread = np.quantile(row["window times"], (0, 0.5, 1))
-        within = f"{spread[1]:.1f} ({spread[0]:.1f} to {spread[2]:.1f})"
-        table.add_row(
-            "reference", "", f"{row['reference seconds']:,.0f}", f"{row['reference steps/s']:,.1f}", "1.0", ""
-        )
+        lowest, median, highest = np.quantile(row["window times"], (0, 0.5, 1))
+        within = f"{median:.1f} ({lowest:.1f} to {highest:.1f})"
+        table.add_row("reference", f"{row['reference seconds']:,.0f}", f"{row['reference steps/s']:,.1f}", "1.0", "")
         ours = (f"{row['seconds']:,.0f}", f"{row['steps/s']:,.1f}", f"{row['times']:.1f}", within)
-        table.add_row(f"sgqn.evaluate, {row['renderer']}", row["backgrounds"], *ours)
+        table.add_row(f"sgqn.evaluate, {row['renderer']}", *ours)
     Console(width=120).print(table)
 
 

@@ -11,7 +11,7 @@ import json as jsonlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,7 +23,7 @@ from sgqn.errors import DataError, Interrupted, InvalidValueError, SgqnError, Un
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
     from sgqn.data import Entry
 
@@ -186,10 +186,10 @@ def evaluate(
 ) -> None:
     """Play whole episodes with a trained agent, by the benchmark's protocol, in one or several shifts.
 
-    Results are appended to the run's evaluations.jsonl.
+    Results are appended to the run's evaluations.jsonl; of an exported or pretrained agent they are printed only.
 
     Args:
-        path: A run's folder, or one checkpoint's.
+        path: A run's folder, one checkpoint's, an exported one, or a name such as pretrained:walker-walk.
         shift: train, color_easy, color_hard, video_easy, video_hard: one or several.
         episodes: Episodes in each shift.
         seed: Everyone who uses the same seed meets the same episodes.
@@ -198,50 +198,43 @@ def evaluate(
         json: Print JSON instead of a table.
     """
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
-    from sgqn import checkpoint
-    from sgqn import run as runs
-    from sgqn.config import versions
-    from sgqn.envs.tasks import check_shift
-    from sgqn.evaluation import evaluate as play
+    from sgqn.evaluation import record
 
-    for name in shift:
-        check_shift(name)
-    folder = checkpoint.find(path)
-    agent = runs.load_agent(folder, device)
-    home = folder.parent.parent
-    config = runs.read_config(home)
-    results = []
-    with Progress(console=Console(stderr=True), disable=json) as progress:
-        for name in shift:
-            bar = progress.add_task(f"{config.task}, {name}", total=1)
-            result = play(
-                agent,
-                config.task,
-                name,
-                episodes,
-                seed,
-                renderer,
-                action_repeat=config.action_repeat,
-                on_step=functools.partial(_advance, progress, bar),
-            )
-            line = {"step": checkpoint.step_of(folder), **result.to_dict(), "versions": versions()}
-            runs.append_line(home / runs.EVALUATIONS, line)
-            results.append(line)
+    with _bars("steps/s") as report:
+        lines = record(path, shift, episodes, seed, renderer, device, report)
     if json:
-        print(jsonlib.dumps(results, indent=1))
+        print(jsonlib.dumps(lines, indent=1))
         return
     table = Table("shift", "return", "episodes", "renderer", "backgrounds")
-    for line in results:
+    for line in lines:
         shown = f"{line['mean']:.0f} ± {line['std']:.0f}"
         table.add_row(line["shift"], shown, str(len(line["returns"])), line["renderer"], line["backgrounds"])
     Console().print(table)
 
 
-def _advance(progress: Progress, bar: TaskID, done: int, total: int) -> None:
-    progress.update(bar, completed=done, total=total)
+@contextlib.contextmanager
+def _bars(unit: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Progress bars on a terminal, one for each kind of work that `report(what, done, total)` names; time left, and the
+    rate where it has a unit."""
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    bars: dict[str, TaskID] = {}
+    console = Console(stderr=True)
+    columns = [*Progress.get_default_columns(), TextColumn("{task.fields[rate]}")]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, rate="")
+            progress.update(bars[what], completed=done, total=total)
+            speed = progress.tasks[bars[what]].speed
+            if unit and speed:
+                progress.update(bars[what], rate=f"{speed:,.0f} {unit}")
+
+        yield report
 
 
 # Looking into an agent
@@ -265,7 +258,8 @@ def explain(
     that the first one plays; in a film each plays its own.
 
     Args:
-        paths: One or several runs' folders, or checkpoints', of one task.
+        paths: One or several runs of one task: folders of runs, of checkpoints, exported ones, or names such as
+            pretrained:walker-walk.
         shift: train, color_easy, color_hard, video_easy, video_hard.
         out: Where to write; the suffix, .png or .mp4, decides which.
         method: gradient, guided_backprop, grad_cam, guided_grad_cam, integrated_gradients, smoothgrad, occlusion,
@@ -276,23 +270,209 @@ def explain(
         renderer: gl (the benchmark's own pixels), warp, or auto.
         device: Where the networks run.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from sgqn import explain as explaining
 
-    bars: dict[str, TaskID] = {}
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in bars:
-                bars[what] = progress.add_task(what)
-            progress.update(bars[what], completed=done, total=total)
-
+    with _bars() as report:
         episode = explaining.explain(paths, out, shift, method, rho, frames, seed, renderer, device, report)
     print(f"{out}: {shift}, return of the first agent {episode.rewards.sum():.1f} in {len(episode.rewards)} steps")
     print(f"renderer {episode.renderer}, backgrounds {episode.backgrounds}")
+
+
+@command("saliency")
+def saliency(
+    path: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")],
+    shift: tuple[str, ...] = ("train", "video_hard"),
+    episodes: int = 5,
+    method: tuple[str, ...] = (),
+    rho: float | None = None,
+    every: int = 10,
+    no_curves: Flag = False,
+    seed: int = 0,
+    renderer: str = "auto",
+    device: str = "cpu",
+    json: Flag = False,
+) -> None:
+    """Measure where an agent looks against the simulator's own mask of the body, in one or several shifts.
+
+    Results are appended to the run's saliency.jsonl, where `sgqn report` finds them; of an exported or pretrained agent
+    they are printed only.
+
+    Args:
+        path: A run's folder, one checkpoint's, an exported one, or a name such as pretrained:walker-walk.
+        shift: train, color_easy, color_hard, video_easy, video_hard: one or several.
+        episodes: Episodes in each shift.
+        method: gradient, guided_backprop, grad_cam, guided_grad_cam, integrated_gradients, smoothgrad, occlusion,
+            rise: one or several; by default the run's own.
+        rho: Quantile below which pixels are masked; by default the run's own.
+        every: Observations between two that are measured.
+        no_curves: Leave out deletion and insertion, the costly part.
+        seed: Everyone who uses the same seed meets the same episodes.
+        renderer: gl (the benchmark's own pixels), warp, or auto.
+        device: Where the networks run.
+        json: Print JSON instead of a table.
+    """
+    from rich.console import Console
+
+    from sgqn.results import looking
+
+    with _bars() as advance:
+        options = (seed, renderer, device, every, not no_curves, advance)
+        lines = looking.record(path, shift, episodes, method, rho, *options)
+    if json:
+        print(jsonlib.dumps(lines, indent=1))
+    else:
+        Console().print(looking.printed(lines))
+
+
+@command("report")
+def report(
+    paths: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS [RUNS ...]")],
+    out: Path = Path("report"),
+    shift: tuple[str, ...] = (),
+    saliency: Flag = False,
+    no_pictures: Flag = False,
+    seed: int = 0,
+    renderer: str = "auto",
+    device: str = "cpu",
+) -> None:
+    """Write a page about any set of runs: tables beside the paper's, learning curves, where the agents look.
+
+    OUT/index.html needs nothing else; OUT/report.md is the same as Markdown, OUT/tables has every table as CSV.
+
+    Args:
+        paths: Folders with runs in them, at any depth.
+        out: A new or empty folder, or one with an earlier report, which is replaced.
+        shift: Shifts for pictures, and for --saliency: one or several; by default train and the hardest evaluated.
+        saliency: Measure the saliency of runs where it is not recorded yet; takes minutes.
+        no_pictures: Leave out the pictures of what the agents look at, which need checkpoints.
+        seed: Of the episode in the pictures, and of the episodes that are measured.
+        renderer: gl (the benchmark's own pixels), warp, or auto.
+        device: Where the networks run.
+    """
+    from sgqn.results.report import report as write
+
+    options: dict[str, Any] = {"pictures": not no_pictures, "saliency": saliency, "seed": seed}
+    with _bars() as advance:
+        made = write(paths, out, shift, renderer=renderer, device=device, on_part=advance, **options)
+    for warning in made.warnings:
+        print(f"warning: {' '.join(warning.split())}", file=sys.stderr)
+    print(f"{made.page}: {made.runs} run{'s' * (made.runs != 1)}")
+
+
+@command("watch")
+def watch(
+    path: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")],
+    shift: str = "video_hard",
+    method: str | None = None,
+    rho: float | None = None,
+    seed: int = 0,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    renderer: str = "auto",
+    device: str = "cpu",
+    no_browser: Flag = False,
+) -> None:
+    """Watch an agent act, live on a local web page: where it looks, its value, its run's learning curves.
+
+    The page chooses shift, method, rho, episode and speed; the options say what it begins with. A run that is still
+    training is followed: its curves as they grow, its newest checkpoint at the next episode. Ctrl-C ends it.
+
+    Args:
+        path: A run's folder, one checkpoint's, an exported one, or a name such as pretrained:walker-walk.
+        shift: train, color_easy, color_hard, video_easy, video_hard.
+        method: gradient, guided_backprop, grad_cam, guided_grad_cam, integrated_gradients, smoothgrad, occlusion or
+            rise; by default the run's own.
+        rho: Quantile below which pixels are masked; by default the run's own.
+        seed: Everyone who uses the same seed meets the same episodes.
+        host: Address to listen at. Any other than this machine's own lets others watch and change what is shown.
+        port: Port to listen at; 0 for any free one.
+        renderer: gl (the benchmark's own pixels), warp, or auto.
+        device: Where the networks run.
+        no_browser: Print the page's address, open no browser.
+    """
+    from sgqn import watch as live
+
+    live.watch(path, shift, method, rho, seed, host, port, renderer, device, browser=not no_browser)
+
+
+# Agents to share
+
+
+@command("export")
+def export(
+    path: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")],
+    out: Path,
+    precision: Literal["half", "int8"] = "half",
+    renderer: str = "auto",
+) -> None:
+    """Pack a run's agent for sharing: weights in half precision, agent.json, a model card.
+
+    `sgqn evaluate`, `explain` and the others take the folder in place of a run's. Before anything is written the packed
+    agent is compared with the trained one, on what that meets in two shifts.
+
+    Args:
+        path: A run's folder (its newest checkpoint), or one checkpoint's.
+        out: The folder to write; an agent exported there before is replaced.
+        precision: half, or int8: large matrices in 8 bits, half as many bytes.
+        renderer: gl, warp or auto: what draws the scenes of the comparison.
+    """
+    from sgqn.pretrained.export import export as pack
+
+    with _bars() as report:
+        done = pack(path, out, precision, renderer, report)
+    check = done.check
+    print(f"{done.folder}: {done.size / 1e6:.1f} MB")
+    print(
+        f"actions differ by {check['mean']:.2g} in the mean, {check['largest']:.2g} at most, from the trained agent's "
+        f"on {check['observations']} observations; masks: IoU {check['masks']:.3f}"
+    )
+
+
+@command("pretrained")
+def pretrained(json: Flag = False) -> None:
+    """List the trained agents that come with the package.
+
+    Args:
+        json: Print JSON instead of a table.
+    """
+    from sgqn.pretrained import listing
+
+    found = listing.entries()
+    print(jsonlib.dumps(found, indent=1)) if json else listing.show(found)
+
+
+@command("demo")
+def demo(
+    task: str = "walker-walk",
+    agent: str = "sgqn",
+    run: Path | None = None,
+    shift: str = "video_hard",
+    steps: int | None = None,
+    out: Path = Path("demo"),
+    seed: int = 0,
+    renderer: str = "auto",
+) -> None:
+    """Meet a trained agent: take it into the clean scene and into a distracting one, and see where it looks.
+
+    Needs no data and no GPU. Prints a table; writes a web page that needs nothing else, index.html, and an animation,
+    demo.webp, into a folder.
+
+    Args:
+        task: The task of a pretrained agent; `sgqn pretrained` lists them.
+        agent: Which of the task's pretrained agents.
+        run: An agent of your own instead: a run's folder, a checkpoint's or an exported one.
+        shift: The distracting scene: color_easy, color_hard, video_easy or video_hard.
+        steps: How many steps of the episode; all, but at most 250, if not given.
+        out: The folder to write.
+        seed: Everyone who uses the same seed meets the same episodes.
+        renderer: gl (the benchmark's own pixels), warp, or auto.
+    """
+    from sgqn import demo as showing
+
+    path = f"pretrained:{task}/{agent}" if run is None else run
+    with _bars() as report:
+        shown = showing.demo(path, out, shift, steps, seed, renderer, report)
+    showing.show(shown)
 
 
 # Data

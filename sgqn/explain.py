@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from sgqn import attribution, checkpoint
+from sgqn import attribution
 from sgqn import run as runs
 from sgqn.agents import Agent
 from sgqn.attribution import OnStep
@@ -78,7 +78,7 @@ def explain(
         block
         for subject, episode in zip(subjects, episodes, strict=True)
         for method in methods or (subject.config.settings.attribution,)
-        for block in _blocks(subject, episode, moments, shift, method, rhos, say)
+        for block in look_at(subject, episode, moments, shift, method, rhos, say)
     ]
     title = f"{subjects[0].config.task}, {shift}, episode of seed {seed}"
     with written_atomically(out) as temporary:
@@ -127,10 +127,9 @@ class Subject:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> Subject:
-        """Of a run's folder (its newest checkpoint) or of a checkpoint's."""
-        folder = checkpoint.find(path)
-        agent = runs.load_agent(folder, device)
-        return cls(agent, runs.read_config(folder.parent.parent), checkpoint.step_of(folder))
+        """Of all that `sgqn.load_agent` takes: a run's folder, a checkpoint's, an exported one, a pretrained name."""
+        trained = runs.load(path, device)
+        return cls(trained.agent, trained.config, trained.step)
 
     @property
     def name(self) -> str:
@@ -158,6 +157,7 @@ class Episode(NamedTuple):
     fps: int
     renderer: str
     backgrounds: str
+    truth: Tensor | None = None  # (T, frames, H, W) bool: the controlled system, where it was asked for
 
 
 def play(
@@ -168,8 +168,12 @@ def play(
     steps: int | None = None,
     actions: Tensor | None = None,
     report: Report | None = None,
+    truth: bool = False,
 ) -> Episode:
-    """Episode 0 of the seed, or its first `steps`, by the agent's own actions or by those given."""
+    """Episode 0 of the seed, or its first `steps`, by the agent's own actions or by those given.
+
+    `truth`: also which pixels show the controlled system.
+    """
     agent, config = subject.agent, subject.config
     total = steps or config.episode_steps
     env = make(
@@ -180,19 +184,23 @@ def play(
         action_repeat=config.action_repeat,
         image_size=agent.spec.render_size,
         frame_stack=config.frame_stack,
+        masks=truth,
     )
     seen: list[Tensor] = []
+    bodies: list[Tensor] = []
     preferred: list[Tensor] = []
     rewards: list[float] = []
     over = False
     try:
-        obs, _ = env.reset(seed=seed)
+        obs, info = env.reset(seed=seed)
         while not over and len(rewards) < total:
             shown = torch.from_numpy(obs.copy()).to(agent.device)
             seen.append(center_crop(shown, agent.spec.image_size))
+            if truth:
+                bodies.append(center_crop(torch.from_numpy(info["mask"].copy()), agent.spec.image_size))
             preferred.append(agent.act(shown, deterministic=True))
             action = preferred[-1] if actions is None else actions[len(rewards)]
-            obs, reward, terminated, truncated, _ = env.step(action.cpu().numpy())
+            obs, reward, terminated, truncated, info = env.step(action.cpu().numpy())
             rewards.append(reward)
             over = terminated or truncated
             if report is not None:
@@ -202,7 +210,13 @@ def play(
         env.close()
     fps = max(1, about["render_fps"])
     return Episode(
-        torch.stack(seen), torch.stack(preferred), np.array(rewards), fps, about["renderer"], about["backgrounds"]
+        torch.stack(seen),
+        torch.stack(preferred),
+        np.array(rewards),
+        fps,
+        about["renderer"],
+        about["backgrounds"],
+        torch.stack(bodies).to(agent.device) if truth else None,
     )
 
 
@@ -239,7 +253,7 @@ class Block:
         return high or float(self.attribution.max()) or 1.0
 
 
-def _blocks(
+def look_at(
     subject: Subject,
     episode: Episode,
     moments: np.ndarray,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -14,3 +16,22 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def write_folder(target: Path, files: Mapping[str, bytes | str]) -> None:
+    """A folder of these files, all or nothing, in place of what was there."""
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary, old = (target.with_name(f".{target.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
+    try:
+        temporary.mkdir()
+        for name, content in files.items():
+            write_atomically(temporary / name, content)
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if old.exists() and not target.exists():
+            old.rename(target)
+    shutil.rmtree(old, ignore_errors=True)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from sgqn import checkpoint
+from sgqn import checkpoint, pretrained
 from sgqn.agents import Agent, Spec, build_agent, find_agent
 from sgqn.config import TrainConfig, versions
 from sgqn.envs.vector import check_device
 from sgqn.errors import DataError, SgqnError
 from sgqn.files import write_atomically
+from sgqn.pretrained import package
 
 CONFIG, METRICS, EVALUATIONS, REPLAY = "config.json", "metrics.jsonl", "evaluations.jsonl", "replay"
+SALIENCY = "saliency.jsonl"
 
 
 def folder_of(config: TrainConfig, out: Path) -> Path:
@@ -42,9 +44,12 @@ def read_config(run: Path) -> TrainConfig:
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
-    """One line of JSON, in one write."""
-    with open(path, "a") as file:
-        file.write(json.dumps(values) + "\n")
+    """One line of JSON, in one write; it does not go on with a line that a kill left half-written."""
+    with open(path, "ab+") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 1))
+        start = "\n" if size and file.read(1) != b"\n" else ""
+        file.write((start + json.dumps(values) + "\n").encode())
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -76,7 +81,11 @@ def spec_of(config: TrainConfig, action_dim: int) -> Spec:
 
 
 def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
-    """The trained agent of a run (its newest checkpoint) or of a checkpoint's folder, ready to act."""
+    """The trained agent of a run (its newest checkpoint), of a checkpoint's folder, of an exported one, or of a name
+    such as "pretrained:walker-walk": ready to act."""
+    exported = pretrained.find(path)
+    if exported is not None:
+        return package.read(exported).build(device)
     folder = checkpoint.find(Path(path))
     loaded = checkpoint.load(folder)
     try:
@@ -91,3 +100,38 @@ def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
         raise DataError(f"{folder}: the weights do not fit the configuration: {str(error).splitlines()[0]}") from error
     agent.eval()
     return agent
+
+
+def find(path: str | Path) -> Path:
+    """The folder whose weights `path` means: an exported agent's, or a checkpoint's, of a run the newest."""
+    return pretrained.find(path) or checkpoint.find(path)
+
+
+def about(path: str | Path) -> tuple[Path | None, TrainConfig]:
+    """The run's folder, where results are kept (None for an exported agent), and the configuration."""
+    exported = pretrained.find(path)
+    if exported is not None:
+        return None, package.read(exported).config
+    home = checkpoint.find(path).parent.parent
+    return home, read_config(home)
+
+
+class Trained(NamedTuple):
+    """A trained agent, and where it comes from."""
+
+    agent: Agent
+    config: TrainConfig
+    step: int
+    run: Path | None
+    """The run's folder, where results are kept; None for an exported agent."""
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
+    """What `load_agent` loads, with all that is known about it."""
+    exported = pretrained.find(path)
+    if exported is not None:
+        packed = package.read(exported)
+        return Trained(packed.build(device), packed.config, packed.step, None)
+    folder = checkpoint.find(path)
+    home = folder.parent.parent
+    return Trained(load_agent(folder, device), read_config(home), checkpoint.step_of(folder), home)

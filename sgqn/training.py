@@ -398,7 +398,7 @@ class Trainer:
 
     def rewind_logs(self) -> None:
         """Forget what was logged after this step: it will be said again."""
-        for name in (run.METRICS, run.EVALUATIONS):
+        for name in (run.METRICS, run.EVALUATIONS, run.SALIENCY):
             run.rewind(self.folder / name, self.step)
 
     def state_dict(self) -> dict[str, Any]:

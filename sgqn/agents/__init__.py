@@ -31,6 +31,8 @@ class Recipe:
     """It is shown pictures larger than its networks see (100 for 84), and crops them itself."""
     augments: bool = True
     """It uses the strong augmentation: overlay or random convolution."""
+    masks: bool = False
+    """It masks by attribution, so rho and the settings around it mean something to it."""
 
 
 AGENTS: dict[str, Recipe] = {
@@ -40,12 +42,14 @@ AGENTS: dict[str, Recipe] = {
     "soda": Recipe(lambda spec, settings, augmentation: SODA(rad(spec, settings), augmentation), crops=True),
     "svea": Recipe(SVEA),
     "svea_soda": Recipe(lambda spec, settings, augmentation: SODA(SVEA(spec, settings, augmentation), augmentation)),
-    "sgqn": Recipe(lambda spec, settings, augmentation: SGQN(drq(spec, settings), augmentation)),
+    "sgqn": Recipe(lambda spec, settings, augmentation: SGQN(drq(spec, settings), augmentation), masks=True),
     "sac_consistency": Recipe(
-        lambda spec, settings, augmentation: SGQN(drq(spec, settings), augmentation, selfsup=False), augments=False
+        lambda spec, settings, augmentation: SGQN(drq(spec, settings), augmentation, selfsup=False),
+        augments=False,
+        masks=True,
     ),
     "sac_selfsup": Recipe(
-        lambda spec, settings, augmentation: SGQN(drq(spec, settings), augmentation, consistency=False)
+        lambda spec, settings, augmentation: SGQN(drq(spec, settings), augmentation, consistency=False), masks=True
     ),
 }
 

@@ -7,8 +7,10 @@ camera that drifts past them.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import threading
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,6 +26,7 @@ from sgqn import data
 from sgqn.errors import DataError, InvalidValueError, UnknownNameError
 
 CACHE_BYTES = 512 * 2**20
+PREFETCHER = "sgqn-clips"  # the thread that loads ahead
 GENERATED_FRAMES = 250  # an episode at action repeat 4; the camera's path is closed, so wrapping shows no jump
 
 Ints = Sequence[int] | NDArray[np.integer] | Tensor
@@ -57,6 +60,7 @@ class Backgrounds:
         self._loading: dict[int, Future[Tensor]] = {}
         self._wanted: deque[int] = deque()
         self._prefetcher: threading.Thread | None = None
+        _open.add(self)
 
     def frames(self, clip: Ints, frame: Ints) -> Tensor:
         """One picture per environment: uint8 (N, size, size, 3) on the device. Indices are host values."""
@@ -79,7 +83,7 @@ class Backgrounds:
         with self._lock:
             self._wanted.extend(c for c in wanted if c not in self._cache and c not in self._wanted)
             if self._wanted and self._prefetcher is None:
-                self._prefetcher = threading.Thread(target=self._prefetch_wanted, daemon=True)
+                self._prefetcher = threading.Thread(target=self._prefetch_wanted, name=PREFETCHER, daemon=True)
                 self._prefetcher.start()
 
     def settle(self) -> None:
@@ -88,6 +92,12 @@ class Backgrounds:
             thread = self._prefetcher
         if thread is not None:
             thread.join()
+
+    def close(self) -> None:
+        """Load nothing more ahead, and wait for the clip that is being loaded."""
+        with self._lock:
+            self._wanted.clear()
+        self.settle()
 
     @property
     def cached_bytes(self) -> int:
@@ -113,7 +123,8 @@ class Backgrounds:
                 self._cache.move_to_end(clip)  # used until now
             self._kept = clips
         self._playing = {c: views for c, views in self._playing.items() if c in clips}
-        for clip in clips - self._playing.keys():
+        # From the last on: clips that are being prefetched come from the first on.
+        for clip in sorted(clips - self._playing.keys(), reverse=True):
             frames = self._get(clip).to(self._device)
             with self._lock:
                 self._cache[clip] = frames
@@ -167,6 +178,16 @@ class Backgrounds:
             if self._held() <= self._cache_bytes:
                 return
             del self._cache[clip]
+
+
+_open: weakref.WeakSet[Backgrounds] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread inside a C++ library must not meet the interpreter's end: it would abort the process."""
+    for backgrounds in list(_open):
+        backgrounds.close()
 
 
 def open_backgrounds(

@@ -64,7 +64,8 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._episode = read_episode(options, default=self._episode + 1)
         self._stage.reset([0], self._seed, [self._episode])
         frames = self._stage.frames()
-        self._pixels.start([0], [self._episode], frames, self._stage.masks(), ahead=1)
+        self._pixels.start([0], [self._episode], frames, self._stage.masks())
+        self._pixels.prefetch([self._episode + 1])
         self._running = True
         return self._observation(), self._info()
 
@@ -86,6 +87,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
     def close(self) -> None:
         self._running = False
+        self._pixels.close()
         self._stage.close()
 
     def _observation(self) -> np.ndarray:

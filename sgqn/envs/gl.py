@@ -22,6 +22,8 @@ class GLRenderer:
         from dm_control.mujoco import engine
 
         self._simulation = simulation
+        buffer = simulation.model.vis.global_
+        buffer.offwidth = buffer.offheight = size  # all of it is cleared and resolved for every frame
         self._camera = engine.Camera(simulation.physics, size, size, camera_id=0)
         self._controlled = simulation.scene.controlled_objects(simulation.model)
         self._size = size

@@ -33,11 +33,10 @@ class Pixels:
         episodes: Sequence[int],
         frames: Tensor,
         masks: Tensor | None,
-        ahead: int = 0,
     ) -> Tensor:
         """Begin new episodes in some worlds: their stacks hold the first frame throughout.
 
-        `frames` is uint8 (num_envs, size, size, 3); `ahead` is how many episodes later a world's next one comes.
+        `frames` is uint8 (num_envs, size, size, 3).
         """
         for world, episode in zip(worlds, episodes, strict=True):
             self._times[world] = 0
@@ -53,10 +52,13 @@ class Pixels:
             if self.masks is not None:
                 stacked = torch.where(_rows_like(stacked, rows), stacked, self.masks)
             self.masks = stacked
-        if self._backgrounds is not None and ahead:
-            count = self._backgrounds.num_clips
-            self._backgrounds.prefetch([self._shift.clip(episode + ahead, count) for episode in episodes])
         return self.observations
+
+    def prefetch(self, episodes: Sequence[int]) -> None:
+        """Have the clips of episodes decoded in the background, in this order."""
+        if self._backgrounds is not None:
+            count = self._backgrounds.num_clips
+            self._backgrounds.prefetch([self._shift.clip(episode, count) for episode in episodes])
 
     def push(self, frames: Tensor, masks: Tensor | None) -> Tensor:
         """One step further in every world."""
@@ -71,6 +73,10 @@ class Pixels:
         """Wait for the clips that are being decoded ahead."""
         if self._backgrounds is not None:
             self._backgrounds.settle()
+
+    def close(self) -> None:
+        if self._backgrounds is not None:
+            self._backgrounds.close()
 
     def state(self) -> dict[str, Tensor]:
         state = {"observations": self.observations.cpu(), "times": torch.tensor(self._times)}

@@ -13,9 +13,8 @@ from sgqn.envs.gl import GLRenderer
 from sgqn.envs.shifts import find_shift
 from sgqn.envs.simulation import Simulation
 from sgqn.envs.suite import gl_error
-from sgqn.envs.tasks import RENDERERS, Task
+from sgqn.envs.tasks import Task, check_renderer
 from sgqn.envs.warp import WarpRenderer
-from sgqn.errors import UnknownNameError
 
 
 class Stage(Protocol):
@@ -46,9 +45,7 @@ class Stage(Protocol):
 
 def choose_renderer(name: str) -> str:
     """Resolve `auto`: OpenGL where a context can be made, else Warp."""
-    if name not in RENDERERS:
-        raise UnknownNameError("renderer", name, RENDERERS)
-    if name == "auto":
+    if check_renderer(name) == "auto":
         return "gl" if gl_error() is None else "warp"
     return name
 

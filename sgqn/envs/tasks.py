@@ -77,3 +77,9 @@ def check_shift(shift: str) -> str:
     if shift not in SHIFTS:
         raise UnknownNameError("shift", shift, SHIFTS)
     return shift
+
+
+def check_renderer(renderer: str) -> str:
+    if renderer not in RENDERERS:
+        raise UnknownNameError("renderer", renderer, RENDERERS)
+    return renderer

@@ -27,7 +27,8 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     Environment i plays the episodes i, i + num_envs, i + 2 num_envs ... of the seed, each of them the episode that a
     single environment would play. When an episode ends, the step that ends it also starts the next one: the returned
     observation is the new episode's first, and `info["final_obs"]` holds the true last ones in the rows that
-    `info["_final_obs"]` marks.
+    `info["_final_obs"]` marks. With `num_episodes`, episodes from that number on are never begun: an environment that
+    has none left rests; it goes through its last one again, with rewards of 0 and without an end.
 
     Observations are numpy arrays, or torch tensors on `device` where one is given: with the Warp renderer they are
     made there and never pass through the host.
@@ -49,9 +50,12 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         frame_stack: int = 3,
         masks: bool = False,
         num_workers: int | None = None,
+        num_episodes: int | None = None,
     ):
         if num_envs < 1:
             raise InvalidValueError(f"num_envs must be at least 1, not {num_envs!r}")
+        if num_episodes is not None and num_episodes < num_envs:
+            raise InvalidValueError(f"{num_episodes!r} episodes are too few for {num_envs} environments")
         self.task = find_task(task, action_repeat)
         self.shift = check_shift(shift)
         check_sizes(image_size, frame_stack)
@@ -75,6 +79,8 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.action_dim = self._stage.action_dim
         self._seed = seed
         self._episodes: list[int] = []
+        self._num_episodes = num_episodes
+        self._resting = np.zeros(num_envs, dtype=bool)
         self._next_first = 0  # the first episode of a reset that names none
 
     def reset(
@@ -88,7 +94,12 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if seed is not None:
             self._seed, self._next_first = int(seed), 0
         first = read_episode(options, default=self._next_first)
+        if self._num_episodes is not None and first + self.num_envs > self._num_episodes:
+            raise InvalidValueError(
+                f"no {self.num_envs} episodes are left from {first} on: there are {self._num_episodes}"
+            )
         self._episodes = [first + world for world in range(self.num_envs)]
+        self._resting[:] = False
         self._next_first = first + self.num_envs
         self._start(list(range(self.num_envs)))
         return self._out(self._pixels.observations), self._info()
@@ -109,12 +120,15 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         observations = self._pixels.push(frames, self._stage.masks())
         info: dict[str, Any] = {}
         over = np.flatnonzero(terminated | truncated).tolist()
+        if self._resting.any():
+            awake = ~self._resting
+            rewards, terminated, truncated = rewards * awake, terminated & awake, truncated & awake
         if over:
             info["final_obs"], info["_final_obs"] = self._out(observations), terminated | truncated
             if self._pixels.masks is not None:
                 info["final_mask"] = self._out(self._pixels.masks)
             for world in over:
-                self._episodes[world] += self.num_envs
+                self._move_on(world)
             self._next_first = max(self._next_first, max(self._episodes) + 1)
             self._start(over)
         return self._out(self._pixels.observations), rewards, terminated, truncated, {**info, **self._info()}
@@ -125,6 +139,7 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             "seed": self._seed,
             "next_first": self._next_first,
             "episodes": list(self._episodes),
+            "resting": self._resting.tolist(),
             "simulations": self._stage.states(),
             "pixels": self._pixels.state(),
         }
@@ -137,18 +152,31 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             )
         self._seed, self._next_first = int(state["seed"]), int(state["next_first"])
         self._episodes = [int(episode) for episode in state["episodes"]]
+        self._resting[:] = state.get("resting", False)
         self._stage.restore(state["simulations"])
         self._pixels.restore(state["pixels"])
         return self._out(self._pixels.observations)
 
     def close_extras(self, **_: Any) -> None:
+        self._pixels.close()
         self._stage.close()
+
+    def _move_on(self, world: int) -> None:
+        if self._is_left(self._episodes[world] + self.num_envs):
+            self._episodes[world] += self.num_envs
+        else:
+            self._resting[world] = True
 
     def _start(self, worlds: list[int]) -> None:
         episodes = [self._episodes[world] for world in worlds]
+        upcoming = [episode + self.num_envs for episode in episodes if self._is_left(episode + self.num_envs)]
+        self._pixels.prefetch([*episodes, *upcoming])
         self._stage.reset(worlds, self._seed, episodes)
         frames = self._stage.frames()
-        self._pixels.start(worlds, episodes, frames, self._stage.masks(), ahead=self.num_envs)
+        self._pixels.start(worlds, episodes, frames, self._stage.masks())
+
+    def _is_left(self, episode: int) -> bool:
+        return self._num_episodes is None or episode < self._num_episodes
 
     def _out(self, tensor: Tensor) -> Any:
         return tensor.numpy() if self._as_numpy else tensor

@@ -232,9 +232,13 @@ class _Part:
             self._stream.synchronize()  # the old textures may still be read
         rgba = warp.to_torch(self._warp_model.mat_rgba)
         body = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_MATERIAL, "self")
+        made: dict[Any, dict[str, Any]] = {}  # worlds of one setting share its textures
         for world, setting in colors.items():
-            for name, image in _painted(tuple(sorted(setting.items()))).items():
-                self._textures[self._slots[name] + world] = _texture(warp, image)
+            key = tuple(sorted(setting.items()))
+            if key not in made:
+                made[key] = {name: _texture(warp, image) for name, image in _painted(key).items()}
+            for name, texture in made[key].items():
+                self._textures[self._slots[name] + world] = texture
             if "self_rgb" in setting and body >= 0:
                 rgba[world, body, :3] = torch.tensor(setting["self_rgb"])
         # In place: a captured graph holds the array's address.

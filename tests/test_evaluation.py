@@ -1,0 +1,349 @@
+"""The protocol held against a plain loop over episodes, and `sgqn evaluate` against everything that can go wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sgqn
+from sgqn import checkpoint, evaluation, run
+from sgqn.agents import Agent, Spec, build_agent
+from sgqn.cli import main
+from sgqn.config import preset
+from sgqn.envs import backgrounds
+from sgqn.errors import InvalidValueError
+from sgqn.evaluation import Moment, evaluate
+from tests.test_cli import fails
+
+TASK, STEPS = "cartpole-swingup", 20
+CONFIG = replace(preset("tiny", TASK), action_repeat=50, image_size=24, agent="sgqn")
+CONFIG = replace(CONFIG, settings=replace(CONFIG.settings, encoder_layers=2, hidden_dim=16))
+LOCAL: dict[str, Any] = {"num_workers": 0, "action_repeat": 50, "renderer": "warp"}
+
+
+def make_run(out: Path) -> Path:
+    """The folder of a run that never trained: its policy is random, but looks at the picture."""
+    folder = run.folder_of(CONFIG, out)
+    weights = build_agent(CONFIG.agent, run.spec_of(CONFIG, 1), CONFIG.settings).state_dict()
+    checkpoint.save(folder, 100, weights=weights, state={}, metadata={"config": CONFIG.to_dict(), "action_dim": 1})
+    run.write_config(folder, CONFIG)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_run(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Agent:
+    return sgqn.load_agent(make_run(tmp_path_factory.mktemp("runs")))
+
+
+def plain_loop(agent: Agent, shift: str, episodes: int, seed: int, renderer: str) -> list[float]:
+    """The protocol as one would write it down: one environment, one observation at a time.
+
+    In float64: a float32 sum that is rounded otherwise can flip a pixel later, and then the episode is another.
+    """
+    env = sgqn.make(TASK, shift=shift, seed=seed, renderer=renderer, action_repeat=50, image_size=24)
+    returns = []
+    for _ in range(episodes):
+        obs, _ = env.reset()
+        total, over = 0.0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(agent.act(obs))
+            total += reward
+            over = terminated or truncated
+        returns.append(total)
+    env.close()
+    return returns
+
+
+# ---------------------------------------------------------------- the protocol
+
+
+def test_returns_are_those_of_a_plain_loop(agent: Agent, renderer: str) -> None:
+    options = {**LOCAL, "renderer": renderer, "num_workers": 2 if renderer == "gl" else 0}
+    agent = copy.deepcopy(agent).double()
+    result = evaluate(agent, TASK, "video_hard", 3, seed=7, num_envs=2, **options)
+    assert result.returns == pytest.approx(plain_loop(agent, "video_hard", 3, 7, renderer), rel=1e-9)
+    assert len(set(result.returns)) == 3
+    assert (result.renderer, result.backgrounds, result.seed) == (renderer, "generated", 7)
+
+
+def test_the_number_of_environments_changes_nothing(agent: Agent) -> None:
+    def returns(num_envs: int | None) -> tuple[float, ...]:
+        return evaluate(agent, TASK, "train", 3, seed=1, num_envs=num_envs, **LOCAL).returns
+
+    by_default = returns(None)
+    for count in (None, 1, 2):
+        assert returns(count) == by_default
+    assert evaluate(agent, TASK, "train", 1, seed=1, **LOCAL).returns == by_default[:1]
+
+
+def test_actions_depend_on_nothing_but_the_observation(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither on the rest of the batch nor on the cores nor on torch's threads, which are as before afterwards."""
+    obs = torch.randint(0, 256, (19, 9, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    seen = []
+    for cores, threads, parts in ((1, 3, [19]), (2, 1, [1, 8, 10]), (4, 2, [7, 7, 5])):
+        monkeypatch.setattr(evaluation, "num_cores", lambda cores=cores: cores)
+        torch.set_num_threads(threads)
+        with evaluation._policy_of(agent) as policy:
+            seen.append(torch.cat([policy(part) for part in obs.split(parts)]))
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+    assert torch.allclose(seen[0], agent.act(obs), atol=1e-5)
+    assert seen[0].std() > 1e-3
+
+
+def test_the_policy_is_asked(agent: Agent) -> None:
+    """Were actions ignored, late or those of another environment, the tests above would not notice."""
+    still = sgqn.make(TASK, seed=1, renderer="warp", action_repeat=50, image_size=24)
+    still.reset()
+    idle = sum(still.step(np.zeros(1))[1] for _ in range(STEPS))
+    still.close()
+    (acted,) = evaluate(agent, TASK, "train", 1, seed=1, **LOCAL).returns
+    assert acted != pytest.approx(idle, rel=1e-2)
+
+
+@pytest.mark.parametrize(("episodes", "count"), [(1, 1), (5, 5), (16, 16), (17, 9), (30, 15), (100, 15)])
+def test_environments_share_the_episodes_evenly(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, episodes: int, count: int
+) -> None:
+    def make_vec(task: str, num_envs: int, **options: Any) -> Any:
+        raise InvalidValueError(f"{num_envs} for {options['num_episodes']}")
+
+    monkeypatch.setattr(evaluation, "make_vec", make_vec)
+    with pytest.raises(InvalidValueError, match=f"^{count} for {episodes}$"):
+        evaluate(agent, TASK, episodes=episodes)
+
+
+class Scripted:
+    """Two environments of which episode k lasts 1 + k % 3 steps with a reward of 10^k each; observations tell k."""
+
+    num_envs, task = 2, SimpleNamespace(episode_steps=3)
+    metadata: dict[str, str] = {"renderer": "none", "backgrounds": "none"}  # noqa: RUF012
+
+    def __init__(self, num_episodes: int):
+        self.left, self.closed = num_episodes, False
+
+    def reset(self) -> tuple[torch.Tensor, dict[str, Any]]:
+        self.episode, self.step_of = np.arange(2), np.zeros(2, dtype=int)
+        return self.see()
+
+    def see(self) -> tuple[torch.Tensor, dict[str, Any]]:
+        seen = torch.as_tensor(np.stack([self.episode, self.step_of], 1))
+        return seen, {"mask": seen}
+
+    def step(self, action: torch.Tensor) -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        assert torch.equal(action, -self.see()[0]), "an action for another observation"
+        plays = self.episode < self.left
+        reward = np.where(plays, 10.0**self.episode, 0.0)
+        self.step_of += 1
+        over = plays & (self.step_of == 1 + self.episode % 3)
+        self.episode[over] += 2
+        self.step_of[over] = 0
+        obs, info = self.see()
+        return obs, reward, over & (self.episode % 2 == 0), over & (self.episode % 2 == 1), info
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_episodes_of_different_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = Scripted(5)
+    monkeypatch.setattr(evaluation, "make_vec", lambda *args, **options: envs)
+    agent: Any = SimpleNamespace(act=torch.neg, device=torch.device("cpu"), spec=Spec(1))
+    moments: list[Moment] = []
+    progress: list[tuple[int, int]] = []
+    options: dict[str, Any] = {"watch": moments.append, "on_step": lambda *done: progress.append(done)}
+    result = evaluate(agent, TASK, episodes=5, action_repeat=334, **options)
+    assert result.returns == (1, 20, 300, 1000, 20000)
+    assert progress[0] == (0, 15)
+    assert progress[-1] == (15, 15)
+    assert progress == sorted(progress)
+    seen = [(episode, moment.step) for moment in moments for episode in moment.episodes.tolist()]
+    assert sorted(seen) == [(k, step) for k in range(5) for step in range(1 + k % 3)]
+    for moment in moments:
+        expected = [[episode, moment.step] for episode in moment.episodes]
+        assert moment.obs.tolist() == (-moment.action).tolist() == moment.mask.tolist() == expected
+    assert envs.closed
+
+
+def test_environments_close_when_the_watcher_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = Scripted(2)
+    monkeypatch.setattr(evaluation, "make_vec", lambda *args, **options: envs)
+    agent: Any = SimpleNamespace(act=torch.neg, device=torch.device("cpu"), spec=Spec(1))
+
+    def interrupt(moment: Moment) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(agent, TASK, episodes=2, watch=interrupt)
+    assert envs.closed
+
+
+# ---------------------------------------------------------------- environments that stop
+
+
+def test_environments_without_an_episode_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three episodes the first environment plays two, the second one; no clip of a fourth is loaded."""
+    loaded: list[int] = []
+
+    def generate(kind: str, clip: int, size: int, max_frames: int | None = None) -> torch.Tensor:
+        loaded.append(clip)
+        return torch.zeros(1, size, size, 3, dtype=torch.uint8)
+
+    monkeypatch.setattr(backgrounds, "generate_clip", generate)
+    options = {"renderer": "warp", "num_workers": 0, "action_repeat": 250, "image_size": 24}
+    envs = sgqn.make_vec(TASK, 2, shift="video_hard", num_episodes=3, **options)
+    envs.reset(seed=0)
+    rewards, ends, episodes = [], [], []
+    for step in range(14):
+        _, reward, terminated, truncated, info = envs.step(np.full((2, 1), 0.1))
+        rewards.append(reward)
+        ends.append((terminated | truncated).tolist())
+        episodes.append(info["episode"].tolist())
+        if step == 5:  # a copy of a resting environment rests
+            twin = sgqn.make_vec(TASK, 2, shift="video_hard", num_episodes=3, **options)
+            twin.load_state_dict(envs.state_dict())
+            assert twin.step(np.full((2, 1), 0.1))[1][1] == 0
+            twin.close()
+    assert [i for i, over in enumerate(ends) if any(over)] == [3, 7]
+    assert ends[3] == [True, True]
+    assert ends[7] == [True, False]
+    assert episodes[-1] == [2, 1]
+    awake = np.array(rewards)
+    assert (awake[:8, 0] > 0).all()
+    assert (awake[:4, 1] > 0).all()
+    assert (awake[8:] == 0).all()
+    assert (awake[4:, 1] == 0).all()
+    assert sorted(set(loaded)) == [1, 2, 3]
+    with pytest.raises(InvalidValueError, match="from 2 on"):
+        envs.reset(options={"episode": 2})
+    envs.close()
+    with pytest.raises(InvalidValueError, match="too few"):
+        sgqn.make_vec(TASK, 2, num_episodes=1, **options)
+
+
+def test_a_program_may_end_while_clips_are_loaded() -> None:
+    code = "from sgqn.envs.backgrounds import *; open_backgrounds('video_hard', 84).prefetch(range(9))"
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+# ---------------------------------------------------------------- the command
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / run.EVALUATIONS).read_text().splitlines()]
+
+
+def test_evaluate_records_what_it_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--episodes", "2", "--seed", "5", "--renderer", "warp"]
+    assert main(["evaluate", str(folder), "--shift", "train", "color_hard", "train", *args]) == 0
+    table = capsys.readouterr().out
+    lines = lines_of(folder)
+    assert [line["shift"] for line in lines] == ["train", "color_hard"]
+    assert [line["backgrounds"] for line in lines] == ["none", "generated"]
+    for line in lines:
+        assert (line["task"], line["step"], line["seed"], line["renderer"]) == (TASK, 100, 5, "warp")
+        assert line["mean"] == pytest.approx(sum(line["returns"]) / 2)
+        assert line["std"] == pytest.approx(abs(line["returns"][0] - line["returns"][1]) / 2)
+        assert line["versions"].keys() >= {"python", "sgqn", "torch", "mujoco", "dm_control"}
+        assert line["seconds"] > 0
+        assert f"{line['mean']:.0f} ± {line['std']:.0f}" in table
+    assert main(["evaluate", str(checkpoint.find(folder)), "--shift", "color_hard", *args, "--json"]) == 0
+    (again,) = json.loads(capsys.readouterr().out)
+    assert again == lines_of(folder)[2]
+    assert again["returns"] == lines[1]["returns"]
+    assert tuple(again["returns"]) == evaluate(sgqn.load_agent(folder), TASK, "color_hard", 2, 5, **LOCAL).returns
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--shift", "video_medium"], "'video_medium'"),
+        (["--shift", "train", "test1"], "unknown shift 'test1'"),
+        (["--shift"], "shift"),
+        (["--renderer", "vulkan"], "unknown renderer 'vulkan'"),
+        (["--episodes", "0"], "episodes must be at least 1, not 0"),
+        (["--episodes", "many"], "many"),
+        (["--seed", "-1"], "seed must be 0 or more, not -1"),
+        (["--device", "gpu"], "'gpu'"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_nothing_is_written(
+    folder: Path, capsys: pytest.CaptureFixture[str], args: list[str], said: str
+) -> None:
+    run.append_line(folder / run.EVALUATIONS, {"shift": "train", "step": 1})
+    before = (folder / run.EVALUATIONS).read_bytes()
+    assert said in fails(capsys, "evaluate", str(folder), *args)
+    assert (folder / run.EVALUATIONS).read_bytes() == before
+
+
+def test_bad_runs_are_one_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "no checkpoint here" in fails(capsys, "evaluate", str(empty))
+    assert "no such folder" in fails(capsys, "evaluate", str(tmp_path / "nowhere"))
+    (folder / run.EVALUATIONS).mkdir()
+    assert "could not be kept" in fails(capsys, "evaluate", str(folder))
+    (folder / run.EVALUATIONS).rmdir()
+    weights = checkpoint.find(folder) / checkpoint.WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert "truncated" in fails(capsys, "evaluate", str(folder))
+    (folder / run.CONFIG).unlink()
+    for path in sorted(checkpoint.find(folder).iterdir()):
+        path.unlink()
+    assert "no checkpoint" in fails(capsys, "evaluate", str(folder))
+    assert not list(empty.iterdir())
+
+
+def test_a_half_written_line_stays_alone(folder: Path) -> None:
+    """What a killed process left is neither gone on with nor touched."""
+    log = folder / run.EVALUATIONS
+    left = b'{"step": 50, "shift": "train"}\n{"step": 100, "shi'
+    log.write_bytes(left)
+    assert main(["evaluate", str(folder), "--shift", "train", "--episodes", "1", "--renderer", "warp"]) == 0
+    assert log.read_bytes().startswith(left + b"\n")
+    assert [line["step"] for line in run.read_lines(log)] == [50, 100]
+    assert log.read_bytes().count(b"\n") == 3
+
+
+def test_an_interrupted_evaluation_leaves_whole_lines(folder: Path) -> None:
+    """Ctrl-C in the second shift: the first is there, the second is not, no process is left."""
+    args = ["evaluate", str(folder), "--shift", "train", "video_hard", "--episodes", "6", "--renderer", "warp"]
+    process = subprocess.Popen([sys.executable, "-m", "sgqn.cli", *args], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (folder / run.EVALUATIONS).exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)
+    workers = _children(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.strip()) == (130, "interrupted")
+    assert [line["shift"] for line in lines_of(folder)] == ["train"]
+    assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")]
+
+
+def _children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()] if path.exists() else []

@@ -373,7 +373,7 @@ def test_measure_of_an_agent_with_a_decoder():
     found = measure(
         agent, "cartpole-swingup", "video_hard", 3, **OPTIONS, num_envs=2, on_step=lambda *s: reports.append(s)
     )
-    assert reports == [(step, 20) for step in range(1, 21)]  # two rounds of ten steps
+    assert reports == [(step, 30) for step in (*range(0, 21, 2), *range(21, 31))]  # two environments, then one
     assert (found.renderer, found.backgrounds, found.rho, found.episodes) == ("warp", "generated", 0.9, 3)
     assert found.frames == 3 * 3 * 3  # episodes, steps 0, 4 and 8, frames a stack
     assert set(found.means) == set(found.errors) >= {"mass_share", "agreement_iou", "deletion", "curve_gap"}

@@ -73,6 +73,9 @@ def draw() -> None:
         axes.spines[["right"]].set_visible(False)
     right.spines["top"].set_visible(False)
     figure.savefig(DOCS / "images" / "learning_gpu.png", dpi=110)
+    steps, _, seconds = read("long")
+    rate = (steps[-1] - steps[0]) / (seconds[-1] - seconds[0])
+    print(f"the long run, from step {steps[0]:,.0f} to {steps[-1]:,.0f}: {rate:.0f} agent steps/s")
 
 
 if __name__ == "__main__":

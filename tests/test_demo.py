@@ -4,8 +4,8 @@ import base64
 import io
 import os
 import re
-import shutil
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -210,26 +210,20 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_browser_plays_it(shown: Demo) -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no browser on this machine")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 420, "height": 800})
-        said: list[str] = []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(shown.page.resolve().as_uri())
-        page.wait_for_function("document.querySelector('video').readyState >= 2")
-        film = page.evaluate(
-            "(({duration, videoWidth, videoHeight}) => [duration, videoWidth, videoHeight])"
-            "(document.querySelector('video'))"
-        )
-        widths = page.evaluate("[...document.images].map(image => image.naturalWidth)")
-        across = page.evaluate("document.documentElement.scrollWidth")
-        browser.close()
+def test_a_browser_plays_it(shown: Demo, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 420, "height": 800})
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(shown.page.resolve().as_uri())
+    page.wait_for_function("document.querySelector('video').readyState >= 2")
+    film = page.evaluate(
+        "(({duration, videoWidth, videoHeight}) => [duration, videoWidth, videoHeight])"
+        "(document.querySelector('video'))"
+    )
+    widths = page.evaluate("[...document.images].map(image => image.naturalWidth)")
+    across = page.evaluate("document.documentElement.scrollWidth")
+    page.close()
     assert film[0] == pytest.approx(STEPS / shown.scenes[0].episode.fps, abs=0.1)
     assert tuple(film[1:]) == showing.Frames(shown).size
     assert widths == [5 * 24 + 4 * 3] * 10

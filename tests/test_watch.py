@@ -40,7 +40,6 @@ from sgqn.watch.server import Server
 from sgqn.watch.session import Session, Settings
 from tests.test_cli import fails
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START = Settings("train", "guided_backprop", 0.9, speed=100.0)
 STEPS = 20  # in an episode of the run below
 
@@ -723,17 +722,6 @@ def test_ctrl_c_ends_it(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------- the page, in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @contextlib.contextmanager

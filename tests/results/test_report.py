@@ -7,10 +7,8 @@ import io
 import json
 import os
 import re
-import shutil
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,6 @@ from tests.results.conftest import SHIFTS, STEPS, TASK, tiny, write_tiny
 from tests.results.test_runs import config_of, line, write_run
 from tests.test_cli import fails
 
-CHROMIUM = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
-
 
 @pytest.fixture(scope="module")
 def report(nine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,17 +35,6 @@ def report(nine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["report", str(nine), "--out", str(out)]) == 0
     assert time.monotonic() - started < 60
     return out
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 class Opened:

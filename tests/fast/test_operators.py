@@ -78,33 +78,38 @@ def test_encoder_matches_rounded_oracle_closely():
     torch.testing.assert_close(fused.float(), expected, atol=0.02 * expected.std().item(), rtol=0.02)
 
 
+def carry_back(
+    levels: list[Tensor], convs: nn.ModuleList, gradient: Tensor, guided: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    """The gradients of the pictures and of all weights and biases, by hand, rounded as the kernels round them."""
+    flowing, of_parameters = gradient.float(), []
+    for i in reversed(range(len(convs))):
+        weight = convs[i].weight.detach().bfloat16().float()
+        scaled = levels[i] / 255 if i == 0 else levels[i]
+        of_weight = nn.grad.conv2d_weight(scaled, weight.shape, flowing, convs[i].stride)
+        of_parameters = [of_weight, flowing.sum((0, 2, 3)), *of_parameters]
+        flowing = nn.grad.conv2d_input(levels[i].shape, weight, flowing, convs[i].stride)
+        if i > 0:
+            flowing = flowing * (levels[i] > 0)
+            flowing = (flowing.relu() if guided else flowing).bfloat16().float()
+    return flowing / 255, of_parameters
+
+
 @pytest.mark.parametrize("guided", [False, True])
 def test_encoder_gradients_match_rounded_oracle(guided: bool):
     net, obs, count = shaken(Encoder()), picture(2, 1), 2
-    levels = convolve(obs, net.convs)
     gradient = torch.randn(count, 32, 21, 21, generator=torch.Generator().manual_seed(3)).bfloat16()
     x = attribution.differentiable(obs)
     with switch.kernels(), attribution.switchable_relu():
         features = net(x)
     with attribution.guided() if guided else nullcontext():
         (of_x,) = torch.autograd.grad(features, x, gradient, retain_graph=True)
-    # The same gradients, carried back by hand.
-    flowing, expected = gradient.float(), {}
-    for i in reversed(range(11)):
-        conv = net.convs[i]
-        weight = conv.weight.detach().bfloat16().float()
-        scaled = levels[i] / 255 if i == 0 else levels[i]
-        expected[i] = nn.grad.conv2d_weight(scaled, conv.weight.shape, flowing, conv.stride), flowing.sum((0, 2, 3))
-        flowing = nn.grad.conv2d_input(levels[i].shape, weight, flowing, conv.stride)
-        if i > 0:
-            flowing = flowing * (levels[i] > 0)
-            flowing = (flowing.relu() if guided else flowing).bfloat16().float()
-    close(of_x, flowing / 255, 0.9995 if guided else 0.998)
+    expected_of_x, expected = carry_back(convolve(obs, net.convs), net.convs, gradient, guided)
+    close(of_x, expected_of_x, 0.9995 if guided else 0.998)
     if not guided:
-        of_weights = torch.autograd.grad(features, list(net.parameters()), gradient)
-        for i in range(11):
-            close(of_weights[2 * i], expected[i][0], 0.997)
-            close(of_weights[2 * i + 1], expected[i][1], 0.997)
+        of_parameters = torch.autograd.grad(features, list(net.parameters()), gradient)
+        for own, of_parameter in zip(of_parameters, expected, strict=True):
+            close(own, of_parameter, 0.997)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

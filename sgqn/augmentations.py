@@ -161,6 +161,10 @@ class PictureBank:
         self._drawn = 0
         self._append(self._crops(0, num))
 
+    def describe(self) -> str:
+        """Where the crops come from, in words."""
+        return f"{len(self._sources):,} files" if self.source == "pictures" else self.source
+
     def refresh(self, n: int) -> None:
         """Replace the `n` oldest entries by fresh crops, in place.
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+import sgqn
 from sgqn.agents.settings import AgentSettings
 from sgqn.envs.tasks import RENDERERS, SHIFTS, find_task
 from sgqn.errors import DataError, InvalidValueError, UnknownNameError
@@ -165,6 +166,6 @@ def versions() -> dict[str, str]:
     for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "unknown"
+        except importlib.metadata.PackageNotFoundError:  # of sgqn: it runs from a clone
+            found[package] = sgqn.__version__ if package == "sgqn" else "unknown"
     return found

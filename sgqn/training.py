@@ -63,7 +63,12 @@ def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
         )
     folder.mkdir(parents=True, exist_ok=True)
     run.write_config(folder, config, path.to_dict())
-    Trainer(config, folder, progress).run()
+    trainer = Trainer(config, folder, progress)
+    try:
+        run.write_config(folder, config, trainer.machine)
+        trainer.run()
+    finally:
+        trainer.close()
     return folder
 
 
@@ -72,7 +77,7 @@ def resume(folder: Path, progress: bool = True) -> Path:
     config = run.read_config(folder)
     trainer = Trainer(config, folder, progress)
     try:
-        run.write_config(folder, config, trainer.path.to_dict())
+        run.write_config(folder, config, trainer.machine)
         if checkpoint.list_checkpoints(folder):
             trainer.load(checkpoint.find(folder))
         else:
@@ -194,6 +199,12 @@ class Trainer:
         self.logs = Logs(folder, config, progress)
         self._stop: signal.Signals | None = None
         self._saved: tuple[int, int] | None = None  # step and updates of the newest checkpoint
+
+    @property
+    def machine(self) -> dict[str, str]:
+        """What this machine brings to the run: the way of its computation, and the overlay's pictures if there are."""
+        pictures = {} if self.bank is None else {"pictures": self.bank.describe()}
+        return {**self.path.to_dict(), **pictures}
 
     # ---- the loop
 

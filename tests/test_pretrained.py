@@ -25,6 +25,7 @@ from sgqn.pretrained import card, package
 from sgqn.pretrained import export as exporting
 from sgqn.pretrained.export import TOLERANCE, export
 from sgqn.results import looking
+from sgqn.results.runs import find_runs
 from sgqn.saliency import Saliency, q_of
 from tests.test_cli import fails
 from tests.test_training import MICRO
@@ -221,6 +222,27 @@ def test_the_card_s_command_repeats_the_run(
 def test_a_run_by_the_paper_has_a_short_command() -> None:
     config = dataclasses.replace(preset("paper", "walker-walk"), agent="svea", seed=3, action_repeat=4)
     assert card.command(config) == "sgqn train --task walker-walk --agent svea --seed 3"
+
+
+# Runs kept without their weights
+
+
+def test_a_kept_run_finds_its_agent_in_the_package(
+    trained: dict[str, Path], packaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept" / "0"
+    shutil.copytree(trained["sgqn"], kept, ignore=shutil.ignore_patterns("checkpoints", "events*"))
+    assert find_runs(trained["sgqn"]).runs[0].weights == checkpoint.find(trained["sgqn"])
+    assert find_runs(kept).runs[0].weights == packaged
+    assert main(["report", str(kept), "--shift", "train", "--out", str(tmp_path / "report")]) == 0
+    assert (tmp_path / "report" / "pictures" / "look-cartpole-swingup-train.png").exists()
+    # An agent of other settings, or of a step that the run has left behind, is not this run's.
+    config = json.loads((kept / run.CONFIG).read_text())
+    (kept / run.CONFIG).write_text(json.dumps({**config, "seed": 1}))
+    assert find_runs(kept).runs[0].weights is None
+    (kept / run.CONFIG).write_text(json.dumps(config))
+    run.append_line(kept / run.METRICS, {"step": 30, "seconds": 1.0})
+    assert find_runs(kept).runs[0].weights is None
 
 
 # Damage

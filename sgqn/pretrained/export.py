@@ -67,14 +67,14 @@ def export(
             f"more than {TOLERANCE[precision]:g}" + ("; use --precision half" if precision == "int8" else "")
         )
     run = find_runs(home).runs[0]
-    pictures = state.state.get("pictures")
+    pictures = state.state.get("pictures") or {}
     about = {
         "precision": precision,
         "check": check,
         "returns": [
             {**evaluation.to_dict(), "episodes": evaluation.episodes} for evaluation in card.counted(run, bare.step)
         ],
-        "pictures": pictures["source"] if pictures else "none",
+        "pictures": run.machine.get("pictures") or pictures.get("source", "none"),
         "machine": run.machine,
         "versions": run.versions,
     }

@@ -28,11 +28,11 @@ OnShare = Callable[[float], None]
 
 
 def choose(runs: Iterable[Run]) -> list[Run]:
-    """Of every agent of one task the run to look into: with a checkpoint, best with the paper's settings, seed 0 first.
+    """Of every agent of one task the run to look into: with weights, best with the paper's settings, seed 0 first.
 
     All have the first one's action repeat, or the moments would not be the same.
     """
-    there = [run for run in runs if run.checkpoint]
+    there = [run for run in runs if run.weights]
     own = with_settings(there)
     chosen: list[Run] = []
     for agent in reversed(agents_of(there)):  # SGQN is the last of the paper's, and plays the episode
@@ -55,8 +55,10 @@ def sheets(
     """A sheet for each shift, of runs of one task. An agent that cannot be loaded is left out, with a warning."""
     subjects = []
     for run in runs:
+        if run.weights is None:
+            continue
         try:
-            subjects.append(Subject.load(run.path, device))
+            subjects.append(Subject.load(run.weights, device))
         except SgqnError as error:
             warnings.append(f"not in the gallery: {error}")
     pictures = []

@@ -267,6 +267,7 @@ def _differences(runs: list[Run]) -> Grid:
         ("seeds of a task and agent", str(paper.RUNS), _range(seeds)),
         ("episodes of an evaluation", "not stated", _range(found.episodes for found in evaluations)),
         ("backgrounds and colours", "the benchmark's", backgrounds),
+        ("overlay pictures", "Places365", _together(run.machine.get("pictures", "") for run in runs)),
         ("renderer of the evaluations", "gl (OpenGL)", _together(found.renderer for found in evaluations)),
         ("other settings", "its table of hyperparameters", "; ".join(_other_settings(runs)) or "the same"),
         ("machine", paper.HARDWARE, _together(run.machine.get("device", "") for run in runs)),

@@ -12,12 +12,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from sgqn import checkpoint
+from sgqn import checkpoint, pretrained
 from sgqn.agents import AGENTS
 from sgqn.config import TrainConfig, preset
 from sgqn.envs.tasks import find_task
 from sgqn.errors import DataError, InvalidValueError, SgqnError
 from sgqn.evaluation import Evaluation
+from sgqn.pretrained import package
 from sgqn.run import CONFIG, EVALUATIONS, METRICS, SALIENCY, read_config, read_lines
 from sgqn.saliency import Saliency
 
@@ -103,6 +104,19 @@ class Run:
         """The newest one."""
         found = checkpoint.list_checkpoints(self.path)
         return found[-1] if found else None
+
+    @cached_property
+    def weights(self) -> Path | None:
+        """Where its agent can be loaded from: the newest checkpoint, or the pretrained agent that is this run's."""
+        if self.checkpoint is not None:
+            return self.checkpoint
+        folder = pretrained.available().get(f"{self.task}/{self.agent}")
+        if folder is None:
+            return None
+        about = package.read_about(folder)
+        own = dataclasses.replace(self.config, action_repeat=self.action_repeat)
+        same = about["step"] >= self.steps and TrainConfig.from_dict(about["config"]) == own
+        return folder if same else None
 
     @cached_property
     def other_settings(self) -> tuple[str, ...]:

@@ -1,0 +1,107 @@
+"""Makes what docs/results.md shows of the runs kept in results/.
+
+    python docs/make_results.py            # the tables in docs/results.md
+    python docs/make_results.py --report   # first the report in docs/results, with its charts and pictures
+
+The report is `sgqn report results --out docs/results`; its gallery plays episodes with the pretrained agents.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sgqn.envs import SHIFTS
+from sgqn.results.report import report
+from sgqn.results.runs import Run, RunEvaluation, find_runs, rank
+from sgqn.results.tables import headline, title_of, to_markdown
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE, REPORT = Path("results"), Path("docs/results.md"), Path("docs/results")
+MARKS = (20_000, 50_000, 100_000, 200_000, 300_000, 400_000, 500_000)
+MEASURES = {
+    "base_rate": "body's share of the picture",
+    "mask_share": "mask on body",
+    "predicted_share": "M_θ on body",
+    "deletion": "deletion",
+    "insertion": "insertion",
+}
+BEGIN, END = "<!-- made by docs/make_results.py -->", "<!-- end -->"
+
+
+def made(runs: list[Run]) -> str:
+    """All that stands between the marks."""
+    table = headline(runs)
+    assert table is not None, "no run with the paper's settings has been evaluated"
+    return "\n\n".join([to_markdown(table), *_renderers(runs), *_training(runs), *_looking(runs)])
+
+
+def _renderers(runs: Iterable[Run]) -> Iterator[str]:
+    yield "**Both renderers, all steps**: mean return and standard deviation over episodes, of each run."
+    runs = list(runs)
+    shifts = [shift for shift in SHIFTS if any(found.shift == shift for run in runs for found in run.evaluations)]
+    rows = [["run", "steps", "renderer", *shifts]]
+    for run in runs:
+        for step, renderer in sorted({(found.step, found.renderer) for found in run.evaluations}):
+            cells = [_score(_counted(run, shift, step, renderer)) for shift in shifts]
+            rows.append([_name(run), f"{step:,}", f"`{renderer}`", *cells])
+    yield _grid(rows)
+
+
+def _counted(run: Run, shift: str, step: int, renderer: str) -> RunEvaluation | None:
+    found = [one for one in run.evaluations if (one.shift, one.step, one.renderer) == (shift, step, renderer)]
+    return max(reversed(found), key=rank, default=None)
+
+
+def _score(found: RunEvaluation | None) -> str:
+    return "" if found is None else f"{found.mean:.0f} ± {found.std:.0f}"
+
+
+def _training(runs: Iterable[Run]) -> Iterator[str]:
+    yield "**While training**: mean return of all environments' last episodes before each step, exploration included."
+    rows = [["run", *(f"{mark // 1000}k" for mark in MARKS), "minutes"]]
+    for run in runs:
+        cells = []
+        for mark in MARKS:
+            known = [value for at, value in zip(run.curve.steps, run.curve.returns, strict=True) if at <= mark]
+            cells.append(f"{known[-1]:.0f}" if known and run.steps >= mark else "")
+        rows.append([_name(run), *cells, f"{run.seconds / 60:.1f}"])
+    yield _grid(rows)
+
+
+def _looking(runs: Iterable[Run]) -> Iterator[str]:
+    yield "**Where they look**, against the simulator's own mask of the body; all measures are in the report."
+    rows = [["run", "shift", *MEASURES.values()]]
+    for run in runs:
+        for found in run.looks().values():
+            rows.append([_name(run), found.shift, *(f"{found.means[name]:.2f}" for name in MEASURES)])
+    yield _grid(rows)
+
+
+def _name(run: Run) -> str:
+    return f"{run.task}, {title_of(run.agent)}, seed {run.seed}"
+
+
+def _grid(rows: list[list[str]]) -> str:
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *body])
+
+
+def page(text: str, runs: list[Run]) -> str:
+    """The page with its tables made anew."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n\n{made(runs)}\n\n{END}{after}"
+
+
+def main(arguments: list[str]) -> None:
+    os.chdir(ROOT)  # the report names the folders of its runs
+    if "--report" in arguments:
+        report([RESULTS], REPORT)
+    PAGE.write_text(page(PAGE.read_text(), find_runs(RESULTS).runs))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

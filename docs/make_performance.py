@@ -3,8 +3,8 @@
     python docs/make_performance.py                                               # from docs/performance/*.csv
     python docs/make_performance.py kernels=runs/walker-walk/sgqn/0/metrics.jsonl   # takes a run's returns over first
 
-The curves are `kernels` (100,000 steps), `long`, `cudnn`, `resumed` and `killed` (the same run before it was killed).
-Needs matplotlib.
+The curves are `full` (500,000 steps), `short` and `long` (stopped), `kernels` (100,000 steps, by an earlier version),
+`cudnn`, `resumed` and `killed` (the same run before it was killed). Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ DOCS = Path(__file__).parent
 DATA = DOCS / "performance"
 COLUMNS = ("step", "return", "seconds")
 CURVES = {
-    "kernels": ("kernels", "C0", "-"),
-    "long": ("kernels, newest", "C3", "-"),
+    "full": ("kernels", "C0", "-"),
+    "short": ("again, stopped", "C4", "-"),
+    "long": ("again, stopped", "C3", "-"),
+    "kernels": ("earlier version", "0.5", "-"),
     "cudnn": ("cudnn", "C1", "-"),
-    "resumed": ("kernels, killed and resumed", "C2", "-"),
+    "resumed": ("killed and resumed", "C2", "-"),
     "killed": ("the same before the kill", "C2", ":"),
 }
+MARKS = (48_000, 96_000, 200_000, 300_000, 500_000)
+LONG = ("full", "short", "long", "kernels")
 
 
 def take_over(name: str, metrics: Path) -> None:
@@ -52,10 +56,11 @@ def read(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def draw() -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
     left.axhline(700, color="0.8", linewidth=1)
-    for name in ("kernels", "long"):
-        steps, returns, seconds = read(name)
+    for name in LONG:
+        steps, returns, _ = read(name)
         left.plot(steps / 1000, returns, color=CURVES[name][1], label=CURVES[name][0])
-    left.set(xlabel="thousand agent steps", ylabel="return of training episodes", ylim=(0, 800))
+    steps, _, seconds = read("full")
+    left.set(xlabel="thousand agent steps", ylabel="return of training episodes", ylim=(0, 1000))
     left.legend(frameon=False, loc="lower right")
     left.set_xlim(0, steps[-1] / 1000)
     thousands, minutes = np.append(0, steps) / 1000, np.append(0, seconds) / 60
@@ -64,18 +69,23 @@ def draw() -> None:
     )
     top.set_xlabel("minutes")
     for name, (label, color, style) in CURVES.items():
-        steps, returns, _ = read(name)
-        first = steps <= 20_000
-        right.plot(steps[first] / 1000, returns[first], style, color=color, marker=".", label=label)
+        at, returns, _ = read(name)
+        first = at <= 20_000
+        right.plot(at[first] / 1000, returns[first], style, color=color, marker=".", label=label)
     right.set(xlabel="thousand agent steps", ylim=(0, None), xticks=range(0, 21, 4))
     right.legend(frameon=False, loc="upper left")
     for axes in (left, right):
         axes.spines[["right"]].set_visible(False)
     right.spines["top"].set_visible(False)
     figure.savefig(DOCS / "images" / "learning_gpu.png", dpi=110)
-    steps, _, seconds = read("long")
     rate = (steps[-1] - steps[0]) / (seconds[-1] - seconds[0])
-    print(f"the long run, from step {steps[0]:,.0f} to {steps[-1]:,.0f}: {rate:.0f} agent steps/s")
+    for name in LONG:
+        at, returns, _ = read(name)
+        print(
+            name,
+            *(f"{step}: {value:.0f}" for step, value in zip(at.astype(int), returns, strict=True) if step in MARKS),
+        )
+    print(f"the full run, from step {steps[0]:,.0f} to {steps[-1]:,.0f}: {rate:.0f} agent steps/s")
 
 
 if __name__ == "__main__":

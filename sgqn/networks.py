@@ -117,7 +117,17 @@ class Projection(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         if heads.fits_projection(self.linear, features):
             return heads.project(self.linear, self.norm, features)
-        return torch.tanh(self.norm(self.linear(features.flatten(1))))
+        return torch.tanh(self.norm(tamed(self.linear(features.flatten(1)))))
+
+
+def tamed(x: Tensor) -> Tensor:
+    """Rows of huge numbers scaled by 2^-50, which a layer norm does not see, all others as they are.
+
+    A layer norm's input may have any scale, so the weights before it grow as long as they are trained. On walker-walk
+    its deviation was 3e9 after 50,000 updates and 9e17 after 500,000: its squares come near the end of float32.
+    """
+    huge = 2.0**50
+    return x * torch.where(x.detach().abs().amax(dim=1, keepdim=True) > huge, 1 / huge, 1.0)
 
 
 def mlp(in_features: int, hidden_dim: int, out_features: int) -> nn.Sequential:

@@ -230,6 +230,25 @@ def test_projection_and_its_gradients(rows: int, inputs: int):
         close(fused.float(), plain)
 
 
+@pytest.mark.parametrize("scale", [1e12, 1e19, 1e28])
+def test_projection_of_features_of_any_scale(scale: float):
+    """Long training makes them huge; the embedding does not see it, and gradients shrink by as much."""
+    module, features = Projection(1120, 100), torch.randn(9, 1120)
+
+    def run(factor: float) -> list[Tensor]:
+        x = (factor * features).requires_grad_()
+        out = module(x)
+        of_x, of_weight = torch.autograd.grad(
+            out, [x, module.linear.weight], torch.linspace(-1, 1, out.numel()).view_as(out)
+        )
+        return [out, factor * of_x, of_weight]
+
+    expected = run(1)
+    for plain, fused, usual in zip(*both(lambda: run(scale)), expected, strict=True):
+        close(plain, usual, 0.99999, 1e-4)
+        close(fused.float(), usual)
+
+
 @pytest.mark.parametrize("head", [0, 1, None])
 @pytest.mark.parametrize("guided", [False, True])
 def test_values_and_their_gradients(head: int | None, guided: bool):

@@ -139,6 +139,10 @@ DEVICE float warp_sum(float x) {
   for (int lanes = 16; lanes; lanes >>= 1) x += shuffle_xor(x, lanes);
   return x;
 }
+DEVICE float warp_max(float x) {
+  for (int lanes = 16; lanes; lanes >>= 1) x = fmaxf(x, shuffle_xor(x, lanes));
+  return x;
+}
 DEVICE u32& shared_u32(u32 offset) { return *(u32*)(shared_memory + offset); }
 DEVICE uint4& shared_16(u32 offset) { return *(uint4*)(shared_memory + offset); }
 DEVICE uint4 zeros_16() {

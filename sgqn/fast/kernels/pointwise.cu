@@ -10,17 +10,26 @@ DEVICE long global_threads() { return (long)gridDim.x * blockDim.x; }
 // ---------------------------------------------------------------- projection: layer norm and tanh
 
 #define PER_LANE 8  // up to 256 columns: a warp holds a row
+#define HUGE_NUMBER 1125899906842624.f  // 2^50
 
-// x + bias (float [rows][pitch]) -> tanh(gamma normalised + beta); keeps the normalised values and 1 / deviation.
+// x + bias (float [rows][pitch]) -> tanh(gamma normalised + beta); keeps the normalised values and 1 / deviation. Rows of
+// huge numbers are scaled by a power of two before they are squared.
 KERNEL norm_tanh_forward(const float* x, const float* bias, const float* gamma, const float* beta, float* out,
                          float* normalised, float* scale, long rows, long columns, long pitch, long epsilon) {
   int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
   if (row >= rows) return;
-  float v[PER_LANE], sum = 0.f, squares = 0.f;
+  float v[PER_LANE], sum = 0.f, squares = 0.f, largest = 0.f;
 #pragma unroll
   for (int k = 0; k < PER_LANE; k++) {
     int j = lane + 32 * k;
     v[k] = j < columns ? x[row * pitch + j] + bias[j] : 0.f;
+    largest = fmaxf(largest, fabsf(v[k]));
+  }
+  largest = warp_max(largest);
+  float factor = largest > HUGE_NUMBER ? 1.f / HUGE_NUMBER : 1.f;
+#pragma unroll
+  for (int k = 0; k < PER_LANE; k++) {
+    v[k] *= factor;
     sum += v[k];
   }
   float mean = warp_sum(sum) / columns;
@@ -29,7 +38,7 @@ KERNEL norm_tanh_forward(const float* x, const float* bias, const float* gamma, 
     float d = lane + 32 * k < columns ? v[k] - mean : 0.f;
     squares += d * d;
   }
-  float s = 1.f / sqrtf(warp_sum(squares) / columns + float_of(epsilon));
+  float s = 1.f / sqrtf(warp_sum(squares) / columns + float_of(epsilon) * factor * factor);
 #pragma unroll
   for (int k = 0; k < PER_LANE; k++) {
     int j = lane + 32 * k;
@@ -38,7 +47,7 @@ KERNEL norm_tanh_forward(const float* x, const float* bias, const float* gamma, 
     if (normalised) normalised[row * columns + j] = n;
     out[row * columns + j] = tanhf(n * gamma[j] + beta[j]);
   }
-  if (scale && lane == 0) scale[row] = s;
+  if (scale && lane == 0) scale[row] = s * factor;
 }
 
 // d_out -> d_x, bf16 [rows][padded columns], the padding zero. The gradients of bias, gamma and beta, [3][columns], are

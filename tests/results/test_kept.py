@@ -14,6 +14,7 @@ from sgqn.results.report import report
 from sgqn.results.runs import find_runs
 
 ROOT = Path(sgqn.__file__).parent.parent
+PAPER = {"walker-walk": {"train": 937, "video_easy": 910, "video_hard": 739}}
 pytestmark = pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="installed without the repository")
 
 
@@ -48,3 +49,16 @@ def test_every_pretrained_agent_has_its_run_here() -> None:
     for entry in listing.entries():
         shifts = {line["shift"] for line in entry["returns"] if line["renderer"] == "gl" and line["episodes"] >= 30}
         assert shifts >= {"train", "color_hard", "video_easy", "video_hard"}, entry["name"]
+
+
+@pytest.mark.usefixtures("at_home")
+def test_other_pages_repeat_the_same_numbers() -> None:
+    (entry,) = listing.entries()
+    of = {line["shift"]: round(line["mean"]) for line in entry["returns"] if line["renderer"] == "gl"}
+    scores = PAPER["walker-walk"]
+    row = " | ".join(f"{of[shift]} ({scores[shift]})" for shift in ("train", "video_easy", "video_hard"))
+    assert f"| {row} |" in Path("README.md").read_text()
+    row = " | ".join(str(of[shift]) for shift in ("train", "color_hard", "video_easy", "video_hard"))
+    assert (
+        f"`{entry['name']}` | {entry['steps']:,}, {entry['seed']} | {row} |" in Path("docs/pretrained.md").read_text()
+    )

@@ -33,6 +33,7 @@ MICRO = [
 ]
 
 
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TIMES = ("seconds", "steps_per_second", training.COLLECTION)
 
 
@@ -378,6 +379,35 @@ def test_a_run_on_a_gpu_stops_and_goes_on(path: str, tmp_path: Path, monkeypatch
     assert metrics[-1]["updates"] == 58
     assert all(np.isfinite(line["loss/critic"]) for line in metrics if line["updates"])
     assert json.loads((folder / run.CONFIG).read_text())["machine"]["path"] == path
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_the_replay_holds_what_happened(device: str, tmp_path: Path) -> None:
+    """Played again from the stored actions, the environments show and pay what the run has stored, over borders of
+    episodes too: no frame, action or reward has slipped, whatever runs beside."""
+    config = replace(
+        preset("tiny", "walker-walk"), steps=120, warmup_steps=24, num_envs=4, action_repeat=100, device=device
+    )
+    config = replace(config, evaluate_every=0, images_every=0, checkpoint_every=1000, save_replay=False)
+    trainer = training.Trainer(config, tmp_path, progress=False)
+    trainer.run()
+    replay, options = trainer.replay, {"renderer": "warp", "action_repeat": 100, "image_size": config.image_size}
+    assert len(replay) == 120
+    envs = sgqn.make_vec("walker-walk", 4, seed=config.seed, frame_stack=config.frame_stack, **options)
+    obs, _ = envs.reset(seed=config.seed)
+    borders = 0
+    for row in range(30):
+        stored = [part.cpu() for part in replay.gather(torch.arange(4 * row, 4 * row + 4, device=device))]
+        seen, action, reward, _, seen_next = stored
+        following, paid, _, over, info = envs.step(action.numpy())
+        borders += int(over.any())
+        for own, true in ((seen, obs), (seen_next, info["final_obs"] if over.any() else following)):
+            difference = (own.float() - torch.from_numpy(true).float()).abs().mean()
+            assert difference == 0 if device == "cpu" else difference < 0.5, row
+        np.testing.assert_allclose(reward.numpy(), paid, rtol=1e-6)
+        obs = following
+    envs.close()
+    assert borders == 3
 
 
 def test_pictures_do_not_disturb_the_run(tmp_path: Path) -> None:

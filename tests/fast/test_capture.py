@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sgqn.agents import AGENTS, Agent, Phase, Spec, build_agent
+from sgqn.agents import AGENTS, Agent, AgentSettings, Phase, Spec, build_agent
 from sgqn.augmentations import overlay
 from sgqn.fast import capture
 from sgqn.fast.capture import GraphRecorder, Policy, Stopwatch, Tally, Updates, Work
 from sgqn.fast.paths import Path, choose
-from sgqn.replay import Replay
+from sgqn.replay import Batch, Replay
 from tests.agents.small import ACTIONS, CRITIC_ONLY, NAMES, RENDER, SETTINGS, SIZE
 
 CPU = torch.device("cpu")
@@ -417,6 +417,47 @@ def test_captured_updates_equal_eager_ones(name: str, monkeypatch: pytest.Monkey
         torch.testing.assert_close(
             captured[key], value, rtol=1e-3, atol=1e-3, msg=lambda text, key=key: f"{key}: {text}"
         )
+
+
+def fingerprint(batch: Batch) -> Tensor:
+    """Changes with any byte of the pictures, and with actions and rewards."""
+    pictures = torch.cat([batch.obs.flatten(), batch.next_obs.flatten()]).long()
+    places = torch.arange(len(pictures), device=pictures.device) % 65_521
+    return (pictures * places).sum() % 1_000_003 + batch.action.double().sum() + batch.reward.double().sum()
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize(("path", "precision"), [("captured", "fp32"), ("cudnn", "bf16"), ("kernels", "bf16")])
+def test_batches_prepared_ahead_are_those_of_eager_updates_and_whole_to_the_end(path: str, precision: str) -> None:
+    """Sixteen updates of the paper's size in one graph on several streams: nothing writes to a batch that is in use."""
+    updates, every = 64, {}
+    for name, way in (("eager", choose("cuda", "eager", "fp32")), ("captured", choose("cuda", path, precision))):
+        pictures = torch.randint(256, (7, 3, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
+        augmentation = partial(overlay, pictures=pictures.cuda())
+        agent = build_agent("sgqn", Spec(ACTIONS), AgentSettings(batch_size=64), augmentation, device="cuda")
+        replay, sampler = replay_for(agent), torch.Generator("cuda").manual_seed(1)
+        found = torch.zeros(updates, 2, dtype=torch.float64, device="cuda")
+        number = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+        def sample(phase: Phase, agent=agent, replay=replay, sampler=sampler) -> Batch:
+            return agent.prepare(replay.sample(agent.sample_size(phase), sampler))
+
+        def step(batch: Batch, phase: Phase, agent=agent, found=found, number=number) -> dict[str, Tensor]:
+            before = fingerprint(batch)
+            metrics = agent.learn(batch, phase)
+            found.index_copy_(0, number, torch.stack([before, fingerprint(batch)])[None])
+            number.add_(1)
+            return metrics
+
+        work = Updates(sample, step, (agent.generator, agent.preparer, sampler), way, PHASES * 8)
+        for _ in range(updates // 16):
+            work.run(PHASES * 8)
+        assert bool(work._graphs) == (name == "captured")
+        every[name] = found.cpu()
+    assert torch.equal(every["captured"][:, 0], every["captured"][:, 1])
+    assert torch.equal(every["captured"], every["eager"])
+    assert len(every["eager"][:, 0].unique()) == updates
 
 
 @gpu

@@ -12,9 +12,7 @@ import logging
 import math
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from sgqn.fast import paths
 from sgqn.fast.capture import Policy, Stopwatch, Updates, recorder_for
 from sgqn.logs import Logs
 from sgqn.replay import Batch, Replay, prune
+from sgqn.signals import asked_to_stop
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +62,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
         )
     folder.mkdir(parents=True, exist_ok=True)
     run.write_config(folder, config, path.to_dict())
-    trainer = Trainer(config, folder, progress)
-    try:
-        run.write_config(folder, config, trainer.machine)
-        trainer.run()
-    finally:
-        trainer.close()
+    Trainer(config, folder, progress).run()
     return folder
 
 
@@ -77,7 +71,6 @@ def resume(folder: Path, progress: bool = True) -> Path:
     config = run.read_config(folder)
     trainer = Trainer(config, folder, progress)
     try:
-        run.write_config(folder, config, trainer.machine)
         if checkpoint.list_checkpoints(folder):
             trainer.load(checkpoint.find(folder))
         else:
@@ -212,7 +205,8 @@ class Trainer:
         """Train until the configured number of steps is reached, or a signal asks to stop."""
         config = self.config
         try:
-            with self._signals(), self.logs.open(self.step):
+            run.write_config(self.folder, config, self.machine)
+            with asked_to_stop(self._ask_to_stop), self.logs.open(self.step):
                 self.logs.say(self.path.describe())
                 if self.obs is None:
                     self.obs, _ = self.envs.reset(seed=config.seed)
@@ -474,22 +468,6 @@ class Trainer:
         how = f"continue with `sgqn train --resume {self.folder}`"
         raise Interrupted(f"stopped by {self._stop.name} at step {self.step}, saved; {how}", 128 + self._stop)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C ask the loop to stop; a second one stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, _: Any) -> None:
-            if self._stop is not None:
-                raise KeyboardInterrupt
-            self._stop = signal.Signals(number)
-            self.logs.note(f"{self._stop.name}: saving after this step (again to stop at once)")
-
-        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _ask_to_stop(self, by: signal.Signals) -> None:
+        self._stop = by
+        self.logs.note(f"{by.name}: saving after this step (again to stop at once)")

@@ -80,7 +80,7 @@ def report(
 ) -> Made:
     """Read the runs, and write the report about them into the folder `out`.
 
-    `pictures`: galleries of what the agents look at, which need checkpoints, in `shifts`; by default the training scene
+    `pictures`: galleries of what the agents look at, which need weights, in `shifts`; by default the training scene
     and the hardest shift that was evaluated. `saliency`: measure it first where it is not recorded.
     """
     out = Path(out)

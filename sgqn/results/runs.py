@@ -108,15 +108,18 @@ class Run:
     @cached_property
     def weights(self) -> Path | None:
         """Where its agent can be loaded from: the newest checkpoint, or the pretrained agent that is this run's."""
-        if self.checkpoint is not None:
-            return self.checkpoint
+        if (newest := self.checkpoint) is not None:
+            return newest
         folder = pretrained.available().get(f"{self.task}/{self.agent}")
         if folder is None:
             return None
-        about = package.read_about(folder)
+        try:
+            about = package.read_about(folder)
+            config = TrainConfig.from_dict(about["config"])
+        except SgqnError:
+            return folder  # whoever loads it hears what is wrong
         own = dataclasses.replace(self.config, action_repeat=self.action_repeat)
-        same = about["step"] >= self.steps and TrainConfig.from_dict(about["config"]) == own
-        return folder if same else None
+        return folder if config == own and about["step"] >= self.steps else None
 
     @cached_property
     def other_settings(self) -> tuple[str, ...]:

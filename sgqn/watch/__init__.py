@@ -11,10 +11,10 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from sgqn import run as runs
 from sgqn.errors import Interrupted
+from sgqn.signals import asked_to_stop
 from sgqn.watch.learning import follow
 from sgqn.watch.looker import Looker
 from sgqn.watch.player import Player
@@ -90,22 +90,13 @@ def _open(url: str) -> None:
 @contextmanager
 def _ended_by_signals(session: Session) -> Iterator[None]:
     """SIGTERM and Ctrl-C end the session, as `Interrupted` once all is closed; a second one stops at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     stopped: list[int] = []
 
-    def handle(number: int, _: Any) -> None:
-        if stopped:
-            raise KeyboardInterrupt
-        stopped.append(number)
+    def ask(by: signal.Signals) -> None:
+        stopped.append(by)
         session.stop()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with asked_to_stop(ask):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if stopped:
         raise Interrupted("stopped", 128 + stopped[0])

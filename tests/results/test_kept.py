@@ -12,9 +12,9 @@ from sgqn import pretrained
 from sgqn.pretrained import listing
 from sgqn.results.report import report
 from sgqn.results.runs import find_runs
+from sgqn.results.tables import headline
 
 ROOT = Path(sgqn.__file__).parent.parent
-PAPER = {"walker-walk": {"train": 937, "video_easy": 910, "video_hard": 739}}
 pytestmark = pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="installed without the repository")
 
 
@@ -54,11 +54,13 @@ def test_every_pretrained_agent_has_its_run_here() -> None:
 @pytest.mark.usefixtures("at_home")
 def test_other_pages_repeat_the_same_numbers() -> None:
     (entry,) = listing.entries()
-    of = {line["shift"]: round(line["mean"]) for line in entry["returns"] if line["renderer"] == "gl"}
-    scores = PAPER["walker-walk"]
-    row = " | ".join(f"{of[shift]} ({scores[shift]})" for shift in ("train", "video_easy", "video_hard"))
+    table = headline(find_runs("results").runs)
+    assert table is not None
+    beside = {cell.shift: cell for cell in table.cells if cell.ours and cell.task == entry["task"]}
+    shown = [beside[shift] for shift in ("train", "video_easy", "video_hard")]
+    row = " | ".join(f"{cell.ours.mean:.0f} ({cell.paper.mean:.0f})" for cell in shown if cell.ours and cell.paper)
     assert f"| {row} |" in Path("README.md").read_text()
-    row = " | ".join(str(of[shift]) for shift in ("train", "color_hard", "video_easy", "video_hard"))
+    row = " | ".join(f"{beside[shift].ours.mean:.0f}" for shift in listing.SHIFTS)
     assert (
         f"`{entry['name']}` | {entry['steps']:,}, {entry['seed']} | {row} |" in Path("docs/pretrained.md").read_text()
     )

@@ -148,6 +148,7 @@ class GraphRecorder(Recorder):
                     work()
             finally:
                 torch.cuda.set_stream(caller)  # which torch forgets where a capture fails
+            caller.wait_stream(self._side())  # where torch has just reset the generators' places in the graph
         return graph.replay
 
     def _recover(self, states: list[Tensor]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
@@ -330,7 +331,9 @@ def frozen_copy(module: Module) -> Module:
 @torch.no_grad()
 def ema_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     """target <- target + tau (source - target), every parameter in place. Buffers (batch norm's) stay."""
-    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+    moved: list[Tensor] = [*target.parameters()]
+    torch._foreach_lerp_(moved, list(source.parameters()), tau)
+    note_change(moved)
 
 
 def ema_update_critic(target: Critic, source: Critic, encoder_tau: float = 0.05, heads_tau: float = 0.01) -> None:
@@ -346,3 +349,12 @@ def hard_copy(target: nn.Module, source: nn.Module) -> None:
     to: list[Tensor] = [*target.parameters(), *target.buffers()]
     of: list[Tensor] = [*source.parameters(), *source.buffers()]
     torch._foreach_copy_(to, of)
+    note_change(to)
+
+
+def note_change(tensors: Sequence[Tensor]) -> None:
+    """Tell whoever keeps converted copies of these weights that they have changed.
+
+    PyTorch's in-place operations on lists do so on a CPU, but not on a GPU, where they are one kernel.
+    """
+    torch.autograd.graph.increment_version(tensors)

@@ -15,6 +15,7 @@ from sgqn.agents.base import adam
 from sgqn.errors import SgqnError
 from sgqn.fast import autograd, encoder, heads, pixels, switch, weights
 from sgqn.networks import AttributionDecoder, Encoder, PolicyHead, Projection, QHeads
+from tests.agents.small import batch_for, small
 from tests.fast.emulated import requires_compiler
 
 pytestmark = [requires_compiler, pytest.mark.usefixtures("emulated")]
@@ -367,6 +368,30 @@ def test_adam_leaves_the_converted_weights_up_to_date(monkeypatch: pytest.Monkey
         after = update()
     plain = module(embedding, action)[0]
     close(after, plain)
+
+
+@pytest.mark.parametrize("name", ["sac", pytest.param("sac_selfsup", marks=pytest.mark.slow)])
+def test_weights_that_change_within_a_block_are_converted_again(name: str, monkeypatch: pytest.MonkeyPatch):
+    """A captured graph of many updates is one block, eager updates are one each: the same must come out. As on a GPU,
+    operations on lists leave the versions alone."""
+
+    def silently(tensors, *others, of=torch._foreach_lerp_):
+        with torch.autograd._unsafe_preserve_version_counter(tuple(tensors)):
+            of(tensors, *others)
+
+    monkeypatch.setattr(torch, "_foreach_lerp_", silently)
+    ends = []
+    for together in (True, False):
+        agent = small(name, hidden_dim=128, batch_size=2, encoder_tau=0.5, critic_tau=0.5)
+        for optimizer in agent.optimizers.values():
+            for group in optimizer.param_groups:
+                group["capturable"] = True
+        with switch.kernels() if together else nullcontext():
+            for number in range(3):
+                with nullcontext() if together else switch.kernels():
+                    losses = agent.update(batch_for(agent, number))
+        ends.append({**agent.state_dict(), **losses})
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-6)
 
 
 # ---- pictures and masks

@@ -12,8 +12,8 @@ fused kernels for all, captured and eager.
 One update: the gradients that each optimiser is given, beside single precision's. Each optimiser then steps along
 single precision's gradient, so that the next one's is compared at the same weights. A cosine of 0.998 is asked for.
 Where autocast itself loses that for a tensor of an optimiser (SODA's loss is the difference of two like vectors), what
-is lost is rounding noise, and the optimiser's tensors are compared together: of what they lose the median may be 1.5
-times autocast's, the upper quartile twice, and 0.001.
+is lost is rounding noise, and the optimiser's tensors are compared together, over four batches: of what they lose the
+median may be 1.5 times autocast's, the upper quartile twice, and 0.001.
 Many updates, captured as in training: how far the weights end from single precision's, in units of the way that those
 have gone; at most 1.25 times as far as autocast's, and as far as two eager runs of the fused kernels end apart
 (sums in another order). Captured beside eager: the same, beside the distance of two eager runs.
@@ -50,6 +50,10 @@ COSINE, IOU = 0.998, 0.95
 NEGLIGIBLE = 1e-5
 """Of the largest gradient's size: tensors below are single precision's rounding, and are left out. Biases before SODA's
 batch norms are such: their exact gradient is zero."""
+NOISE = {0.5: 1.5, 0.75: 2.0}
+"""How much more than autocast's may be lost where bf16 itself loses the direction: by quantile."""
+NOISE_BATCHES = 4
+"""Over which that is seen: on one batch, two computations in bf16 may differ by more than that."""
 EAGER = "kernels, eager"
 FULL = Phase(True, True, True)
 
@@ -152,6 +156,7 @@ class Subject:
         self.gradients: dict[str, dict[str, Tensor]] = {}  # of the last update, by optimiser
         self.given: dict[str, dict[str, Tensor]] = {}  # what optimisers are made to step along
         self.watched = False
+        self.skip = 0  # batches, in what is watched
         names = {id(parameter): name for name, parameter in self.agent.named_parameters()}
         for optimizer_name, optimizer in self.agent.optimizers.items():
             own = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
@@ -184,6 +189,7 @@ class Subject:
         for _ in range(WARMUP if way.captured else 0):
             updates.run([FULL])
         self.restore()
+        self.position += self.skip
         updates.tally.read()
         updates.run([FULL])
         self._check(updates, way)
@@ -233,6 +239,40 @@ class Subject:
 
 def one_update(subject: Subject, ways: dict[str, Way], options: Options, problems: list[str]) -> dict[str, Any]:
     """Gradients by optimiser and tensor, and losses."""
+    losses, gradients = gradients_of_one_update(subject, ways)
+    result: dict[str, Any] = {
+        optimizer: {"left out": of["left out"], "cosine": of["cosine"], "size": of["size"]}
+        for optimizer, of in gradients.items()
+    }
+    noisy = [name for name, of in gradients.items() if min(of["cosine"]["autocast"].values()) < COSINE]
+    lost = {name: defaultdict(list) for name in noisy}
+    for number in range(NOISE_BATCHES if noisy else 0):
+        subject.skip = number
+        more = gradients if number == 0 else gradients_of_one_update(subject, ways)[1]
+        for optimizer in noisy:
+            for name, cosines in more[optimizer]["cosine"].items():
+                lost[optimizer][name] += [1 - c for c in cosines.values()]
+    subject.skip = 0
+    for optimizer, of in gradients.items():
+        for name, cosines in of["cosine"].items():
+            if optimizer in noisy:
+                found = too_noisy(lost[optimizer][name], lost[optimizer]["autocast"])
+            else:
+                found = [
+                    f"gradient of {key} has cosine {c:.4f}, autocast's {of['cosine']['autocast'][key]:.4f}"
+                    for key, c in cosines.items()
+                    if c < COSINE
+                ]
+            problems += [f"{name}: the {optimizer}'s {problem}" for problem in found]
+    noise = {
+        optimizer: {name: [float(np.quantile(of, q)) for q in NOISE] for name, of in by_way.items()}
+        for optimizer, by_way in lost.items()
+    }
+    return {"gradients": result, "noise": noise, "losses of one update": losses}
+
+
+def gradients_of_one_update(subject: Subject, ways: dict[str, Way]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Losses by way; and by optimiser, way and tensor the cosines with single precision's gradients, and the sizes."""
     subject.given = {}
     losses = {"fp32": only_losses(subject.run_watched(ways["fp32"]))}
     reference, found = subject.gradients, {}
@@ -251,26 +291,16 @@ def one_update(subject: Subject, ways: dict[str, Way], options: Options, problem
             for key in kept:
                 cosines[name][key], scales[name][key] = likeness(own[optimizer][key], gradients[key])
         result[optimizer] = {"left out": sorted(set(gradients) - set(kept)), "cosine": cosines, "size": scales}
-        for name in found:
-            problems += [
-                f"{name}: the {optimizer}'s {problem}" for problem in too_far(cosines[name], cosines["autocast"])
-            ]
-    return {"gradients": result, "losses of one update": losses}
+    return losses, result
 
 
-def too_far(cosines: dict[str, float], autocast: dict[str, float]) -> list[str]:
-    """Which gradients of one optimiser are beyond their limits: each, or together where bf16 loses the direction."""
-    if min(autocast.values()) >= COSINE:
-        return [
-            f"gradient of {key} has cosine {c:.4f}, autocast's {autocast[key]:.4f}"
-            for key, c in cosines.items()
-            if c < COSINE
-        ]
+def too_noisy(lost: list[float], autocast: list[float]) -> list[str]:
+    """Whether gradients whose direction bf16 itself loses are further away than its noise explains, all together."""
     problems = []
-    for quantile, factor, what in ((0.5, 1.5, "median"), (0.75, 2.0, "upper quartile")):
-        lost, usual = (float(np.quantile([1 - c for c in of.values()], quantile)) for of in (cosines, autocast))
-        if lost > factor * usual + 0.001:
-            problems.append(f"gradients lose {lost:.4f} of the cosine in the {what}, autocast's {usual:.4f}")
+    for quantile, factor in NOISE.items():
+        own, usual = float(np.quantile(lost, quantile)), float(np.quantile(autocast, quantile))
+        if own > factor * usual + 0.001:
+            problems.append(f"gradients lose {own:.4f} of the cosine ({quantile} quantile), autocast's {usual:.4f}")
     return problems
 
 
@@ -388,6 +418,14 @@ def show(found: dict[str, Any], ways: dict[str, Way], options: Options) -> None:
     left_out = sorted({k for r in found.values() for of in r["gradients"].values() for k in of["left out"]})
     if left_out:
         print(f"Left out, below {NEGLIGIBLE:.0e} of the largest: {', '.join(left_out)}\n")
+    rows = [
+        [f"{agent}, {optimizer}", *(" / ".join(f"{lost:.4f}" for lost in by_way[name]) for name in fast)]
+        for agent, result in found.items()
+        for optimizer, by_way in result["noise"].items()
+    ]
+    if rows:
+        title = f"Where bf16 itself loses the direction, over {NOISE_BATCHES} batches: what is lost of the cosine, "
+        table(title + " / ".join(f"{q} quantile" for q in NOISE), ["agent, optimiser", *fast], rows)
     rows = [
         [agent, *(f"{result['masks'][name]['mean']:.4f} ({result['masks'][name]['least']:.3f})" for name in fast)]
         for agent, result in found.items()

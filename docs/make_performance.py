@@ -3,8 +3,8 @@
     python docs/make_performance.py                                               # from docs/performance/*.csv
     python docs/make_performance.py kernels=runs/walker-walk/sgqn/0/metrics.jsonl   # takes a run's returns over first
 
-The curves are `full` (500,000 steps), `short` and `long` (stopped), `kernels` (100,000 steps, by an earlier version),
-`cudnn`, `resumed` and `killed` (the same run before it was killed). Needs matplotlib.
+The curves are `seed1` and `full` (500,000 steps, seeds 1 and 0), `short` and `long` (stopped), `kernels` (100,000 steps, by an
+earlier version), `cudnn`, `resumed` and `killed` (the same run before it was killed). Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ DOCS = Path(__file__).parent
 DATA = DOCS / "performance"
 COLUMNS = ("step", "return", "seconds")
 CURVES = {
+    "seed1": ("kernels, seed 1", "C5", "-"),
     "full": ("kernels", "C0", "-"),
     "short": ("again, stopped", "C4", "-"),
     "long": ("again, stopped", "C3", "-"),
@@ -33,7 +34,7 @@ CURVES = {
     "killed": ("the same before the kill", "C2", ":"),
 }
 MARKS = (48_000, 96_000, 200_000, 300_000, 500_000)
-LONG = ("full", "short", "long", "kernels")
+LONG = ("seed1", "full", "short", "long", "kernels")
 
 
 def take_over(name: str, metrics: Path) -> None:
@@ -72,7 +73,7 @@ def draw() -> None:
         at, returns, _ = read(name)
         first = at <= 20_000
         right.plot(at[first] / 1000, returns[first], style, color=color, marker=".", label=label)
-    right.set(xlabel="thousand agent steps", ylim=(0, None), xticks=range(0, 21, 4))
+    right.set(xlabel="thousand agent steps", ylim=(0, 1000), xticks=range(0, 21, 4))
     right.legend(frameon=False, loc="upper left")
     for axes in (left, right):
         axes.spines[["right"]].set_visible(False)
@@ -85,7 +86,7 @@ def draw() -> None:
             name,
             *(f"{step}: {value:.0f}" for step, value in zip(at.astype(int), returns, strict=True) if step in MARKS),
         )
-    print(f"the full run, from step {steps[0]:,.0f} to {steps[-1]:,.0f}: {rate:.0f} agent steps/s")
+    print(f"the run `full`, from step {steps[0]:,.0f} to {steps[-1]:,.0f}: {rate:.0f} agent steps/s")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python docs/make_performance.py                                               # from docs/performance/*.csv
     python docs/make_performance.py kernels=runs/walker-walk/sgqn/0/metrics.jsonl   # takes a run's returns over first
 
-The curves are `seed1` and `full` (500,000 steps, seeds 1 and 0), `short` and `long` (stopped), `kernels` (100,000 steps, by an
-earlier version), `cudnn`, `resumed` and `killed` (the same run before it was killed). Needs matplotlib.
+The curves are `seed1` and `full` (500,000 steps, seeds 1 and 0), `short` and `long` (stopped), `kernels` (100,000
+steps, by an earlier version), `cudnn`, `resumed` and `killed` (the same run before it was killed). Needs matplotlib.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sgqn.attribution import differentiable, relu_rule
 from sgqn.errors import InvalidValueError
 from sgqn.fast import decoder, encoder, heads
+from sgqn.fast.weights import renew
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -334,6 +335,7 @@ def ema_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     moved: list[Tensor] = [*target.parameters()]
     torch._foreach_lerp_(moved, list(source.parameters()), tau)
     note_change(moved)
+    renew(target)
 
 
 def ema_update_critic(target: Critic, source: Critic, encoder_tau: float = 0.05, heads_tau: float = 0.01) -> None:
@@ -350,6 +352,7 @@ def hard_copy(target: nn.Module, source: nn.Module) -> None:
     of: list[Tensor] = [*source.parameters(), *source.buffers()]
     torch._foreach_copy_(to, of)
     note_change(to)
+    renew(target)
 
 
 def note_change(tensors: Sequence[Tensor]) -> None:

@@ -103,6 +103,14 @@ def form_of(module: nn.Module, kind: type[Form], make: Callable[[], Form]) -> Fo
     return form
 
 
+def renew(module: nn.Module) -> None:
+    """Convert the module's weights again in all their forms, now and here: who needs them next will not wait."""
+    if switch.enabled():
+        for part in module.modules():
+            for form in _forms.get(part, {}).values():
+                form.refresh()
+
+
 class Copies(Converted):
     """Copies of two-dimensional weights (vectors are one row) into buffers, in one kernel launch."""
 

@@ -14,7 +14,7 @@ from sgqn.agents import Phase
 from sgqn.agents.base import adam
 from sgqn.errors import SgqnError
 from sgqn.fast import autograd, encoder, heads, pixels, switch, weights
-from sgqn.networks import AttributionDecoder, Encoder, PolicyHead, Projection, QHeads
+from sgqn.networks import AttributionDecoder, Encoder, PolicyHead, Projection, QHeads, ema_update
 from tests.agents.small import batch_for, small
 from tests.fast.emulated import requires_compiler
 
@@ -392,6 +392,17 @@ def test_weights_that_change_within_a_block_are_converted_again(name: str, monke
                     losses = agent.update(batch_for(agent, number))
         ends.append({**agent.state_dict(), **losses})
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-6)
+
+
+def test_targets_that_have_moved_are_converted_at_once(monkeypatch: pytest.MonkeyPatch):
+    source, target = shaken(QHeads(action_dim=6, hidden_dim=128)), shaken(QHeads(action_dim=6, hidden_dim=128), 0.05)
+    embedding, action = torch.randn(4, 100).tanh(), torch.rand(4, 6)
+    with switch.kernels():
+        target(embedding, action)
+        ema_update(target, source, 0.5)
+        monkeypatch.setattr(heads._Stacked, "convert", lambda self: pytest.fail("converted late"))
+        fused = target(embedding, action)[0]
+    close(fused, target(embedding, action)[0])
 
 
 # ---- pictures and masks

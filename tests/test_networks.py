@@ -290,6 +290,13 @@ def test_who_keeps_copies_of_a_target_hears_of_its_moves(move, monkeypatch: pyte
     assert all(p._version > version for p, version in zip(target.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("size", [1.0, 1e8, 1e14, 1e19, 1e24])
+def test_norms_do_not_see_how_large_features_have_grown(size: float):
+    features = torch.randn(8, 40)
+    for network in (networks.Projection(40, 10), networks.SodaMLP(40, 10, 5)):
+        torch.testing.assert_close(network(size * features), network(10 * features), rtol=1e-3, atol=1e-3)
+
+
 def test_frozen_copy_shares_nothing_and_takes_no_gradient():
     critic = tiny_critic()
     target = networks.frozen_copy(critic)

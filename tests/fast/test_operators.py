@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -250,11 +251,10 @@ def test_projection_of_features_of_any_scale(scale: float):
         close(fused.float(), usual)
 
 
-@pytest.mark.parametrize("head", [0, 1, None])
-@pytest.mark.parametrize("guided", [False, True])
-def test_values_and_their_gradients(head: int | None, guided: bool):
-    module = shaken(QHeads(action_dim=6, hidden_dim=256))
-    embedding, action = torch.randn(20, 100).tanh(), torch.rand(20, 6) * 2 - 1
+@pytest.mark.parametrize(("head", "guided", "actions"), [*product([0, 1, None], [False, True], [6]), (None, False, 1)])
+def test_values_and_their_gradients(head: int | None, guided: bool, actions: int):
+    module = shaken(QHeads(action_dim=actions, hidden_dim=256))
+    embedding, action = torch.randn(20, 100).tanh(), torch.rand(20, actions) * 2 - 1
 
     def run() -> list[Tensor]:
         z, a = embedding.clone().requires_grad_(), action.clone().requires_grad_()
@@ -269,9 +269,10 @@ def test_values_and_their_gradients(head: int | None, guided: bool):
         close(fused, plain, 0.97, 0.05)
 
 
-def test_policy_and_its_gradients():
-    module = shaken(PolicyHead(action_dim=3, hidden_dim=128), 0.05)
-    embedding, noise = torch.randn(20, 100).tanh(), torch.randn(20, 3)
+@pytest.mark.parametrize("actions", [1, 2, 3, 6])
+def test_policy_and_its_gradients(actions: int):
+    module = shaken(PolicyHead(action_dim=actions, hidden_dim=128), 0.05)
+    embedding, noise = torch.randn(20, 100).tanh(), torch.randn(20, actions)
 
     def run() -> list[Tensor]:
         z = embedding.clone().requires_grad_()
@@ -283,9 +284,10 @@ def test_policy_and_its_gradients():
         close(fused, plain, 0.97, 0.05)
 
 
-def test_gaussian_is_exact_in_float32():
-    raw, noise = torch.randn(7, 8, requires_grad=True), torch.randn(7, 4)
-    head = PolicyHead(action_dim=4)
+@pytest.mark.parametrize("actions", [1, 2, 4, 6])
+def test_gaussian_is_exact_in_float32(actions: int):
+    raw, noise = torch.randn(7, 2 * actions, requires_grad=True), torch.randn(7, actions)
+    head = PolicyHead(action_dim=actions)
     head.layers = nn.Identity()  # type: ignore[assignment]
     plain = head(raw, noise)
     assert not switch.enabled()
@@ -298,9 +300,10 @@ def test_gaussian_is_exact_in_float32():
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-def test_decoder_and_its_gradients():
-    module = AttributionDecoder(action_dim=3, embedding_dim=20, image_size=24, base_filters=16, filters=(32, 16))
-    embedding, action = torch.randn(5, 20).tanh(), torch.rand(5, 3) * 2 - 1
+@pytest.mark.parametrize("actions", [1, 3])
+def test_decoder_and_its_gradients(actions: int):
+    module = AttributionDecoder(actions, embedding_dim=20, image_size=24, base_filters=16, filters=(32, 16))
+    embedding, action = torch.randn(5, 20).tanh(), torch.rand(5, actions) * 2 - 1
     weight = torch.randn(5, 9, 24, 24, generator=torch.Generator().manual_seed(0)).cumsum(3)
 
     def run() -> list[Tensor]:

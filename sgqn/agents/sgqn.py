@@ -72,7 +72,7 @@ class SGQN(Agent):
     def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
         metrics, mask = self.critic_step(batch)
         auxiliary, device = phase.auxiliary and self.selfsup, batch.obs.device
-        with aside(device) as join_mask:  # on a GPU, the mask beside its prediction
+        with aside(device, FIRST) as join_mask:  # on a GPU, the mask beside its prediction, which waits for it
             features, seen = None, None
             if auxiliary and (mask is None or self.settings.recompute_attribution):
                 # Attributed with the weights that the critic step left, as the actor sees them: one pass serves both.
@@ -82,7 +82,7 @@ class SGQN(Agent):
                 mask = self.mask(self.attribute(self.traced_values(features, batch.action), leaf, batch))
             elif phase.actor:
                 features = self.learner.actor_features(batch.obs)
-            with aside(device, FIRST, since=seen) as join_actor:
+            with aside(device, since=seen) as join_actor:
                 if phase.actor:
                     assert features is not None
                     metrics |= self.learner.actor_step(features)
@@ -130,7 +130,7 @@ class SGQN(Agent):
         """L_SL: predict the mask from the augmented picture."""
         logits = self.predict(self.augmentation(batch.obs, self.generator), batch.action)
         before_loss()
-        with aside(mask.device) as join:
+        with aside(mask.device, AHEAD) as join:
             agreement = sign_agreement(logits, mask)
         loss = {"mask": mask_prediction_loss(logits, mask)}
         metrics = minimize(self.optimizers["auxiliary"], loss, before_step)  # whose weights the actor's loss reads

@@ -82,7 +82,7 @@ def share(mask: Tensor) -> Tensor:
     """The share of a boolean mask that is true."""
     found = torch.zeros((), device=mask.device)
     arguments = (mask.contiguous(), found, mask.numel(), 1.0 / mask.numel())
-    compiler.module("pointwise", mask.device).launch("share_of_ones", 264, 256, 0, *arguments)
+    compiler.module("pointwise", mask.device).launch("share_of_ones", 264, 256, 8 * 4, *arguments)
     return found
 
 
@@ -118,7 +118,7 @@ class _BCE(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, mask: Tensor) -> Tensor:
         loss = torch.zeros((), device=logits.device)
         kernels = compiler.module("pointwise", logits.device)
-        kernels.launch("bce_forward", 1056, 256, 0, logits, mask, loss, logits.numel())
+        kernels.launch("bce_forward", 1056, 256, 8 * 4, logits, mask, loss, logits.numel())
         ctx.save_for_backward(logits, mask)
         return loss
 
@@ -136,5 +136,5 @@ def agreement(logits: Tensor, mask: Tensor) -> Tensor:
     """The share of logits whose sign tells the mask."""
     found = torch.zeros((), device=logits.device)
     arguments = (logits.detach(), mask.contiguous(), found, logits.numel())
-    compiler.module("pointwise", logits.device).launch("agreement", 264, 256, 0, *arguments)
+    compiler.module("pointwise", logits.device).launch("agreement", 264, 256, 8 * 4, *arguments)
     return found

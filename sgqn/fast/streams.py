@@ -17,7 +17,7 @@ MAIN_PRIORITY = -2
 """Of the stream that everything waits for in the end."""
 BESIDE, FIRST, WEIGHTS, AHEAD = 0, 1, 2, 3
 """The streams: for what can wait a little, for what is wanted next, for gradients of weights, for the next update."""
-_PRIORITIES = {BESIDE: -1, FIRST: MAIN_PRIORITY, WEIGHTS: 0, AHEAD: 0}
+_PRIORITIES = {BESIDE: -1, FIRST: MAIN_PRIORITY - 1, WEIGHTS: 0, AHEAD: 0}
 
 
 def done() -> None:

@@ -311,6 +311,18 @@ KERNEL byte_range(const uint4* bytes, int* range, long count) {
   }
 }
 
+// The sum over the block, for its first thread; shared memory: a float for each warp. One atomic addition a block is enough
+// then: those to one address wait for each other.
+DEVICE float block_sum(float x) {
+  float* of_warp = (float*)shared_memory;
+  x = warp_sum(x);
+  if ((threadIdx.x & 31) == 0) of_warp[threadIdx.x >> 5] = x;
+  __syncthreads();
+  if (threadIdx.x == 0)
+    for (int w = 1; w < (int)blockDim.x >> 5; w++) x += of_warp[w];
+  return x;
+}
+
 // total += the number of ones among bytes of 0 or 1; times `each`. count divides by 16.
 KERNEL share_of_ones(const uint4* bytes, float* total, long count, long each) {
   int ones = 0;
@@ -318,8 +330,8 @@ KERNEL share_of_ones(const uint4* bytes, float* total, long count, long each) {
     uint4 v = bytes[i];  // a product with 0x01010101 adds up four bytes
     ones += (int)(((v.x + v.y + v.z + v.w) * 0x01010101u) >> 24);
   }
-  ones = warp_sum(ones);
-  if ((threadIdx.x & 31) == 0) atomicAdd(total, (float)ones * float_of(each));
+  float sum = block_sum((float)ones);
+  if (threadIdx.x == 0) atomicAdd(total, sum * float_of(each));
 }
 
 // ---------------------------------------------------------------- masks
@@ -404,8 +416,8 @@ KERNEL bce_forward(const uint4* logits, const uint2* mask, float* loss, long cou
       sum += fmaxf(x, 0.f) - x * target + fast_log(1.f + fast_exp(-fabsf(x)));
     }
   }
-  sum = warp_sum(sum);
-  if ((threadIdx.x & 31) == 0) atomicAdd(loss, sum / (float)count);
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) atomicAdd(loss, sum / (float)count);
 }
 // total += the share of logits that are positive where the mask is 1, and only there.
 KERNEL agreement(const uint4* logits, const uint2* mask, float* total, long count) {
@@ -420,8 +432,8 @@ KERNEL agreement(const uint4* logits, const uint2* mask, float* total, long coun
       agree += (x > 0.f ? 1u : 0u) == (((k < 4 ? bits.x : bits.y) >> (8 * (k & 3))) & 1u) ? 1 : 0;
     }
   }
-  agree = warp_sum(agree);
-  if ((threadIdx.x & 31) == 0) atomicAdd(total, (float)agree / (float)count);
+  float sum = block_sum((float)agree);
+  if (threadIdx.x == 0) atomicAdd(total, sum / (float)count);
 }
 // The gradient of the mean binary cross-entropy, times scale[0].
 KERNEL bce_backward(const uint4* logits, const uint2* mask, const float* scale, uint4* gradient, long count) {
@@ -781,20 +793,15 @@ KERNEL adam(TABLE(AdamTable) table, long rate, long keep1, long keep2, long take
 // 2 / count are kept. One block of 256; shared memory: 8 floats. b_i may be one row for all.
 KERNEL squared_errors(const float* a0, const float* a1, const float* b0, const float* b1, float* kept, float* loss,
                       long pairs, long count) {
-  float sum = 0.f, *shared = (float*)shared_memory;
+  float sum = 0.f;
   for (long i = threadIdx.x; i < pairs * count; i += blockDim.x) {
     long k = i % count;
     float d = i < count ? a0[k] - b0[k] : a1[k] - b1[k];
     kept[i] = 2.f * d / (float)count;
     sum += d * d;
   }
-  sum = warp_sum(sum);
-  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = sum;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int w = 1; w < (int)blockDim.x >> 5; w++) sum += shared[w];
-    loss[0] = sum / (float)count;
-  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) loss[0] = sum / (float)count;
 }
 
 // reward + discount * (min(q0, q1) - exp(log_alpha) * log_pi)

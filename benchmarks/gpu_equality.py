@@ -245,10 +245,6 @@ class Subject:
 def one_update(subject: Subject, ways: dict[str, Way], options: Options, problems: list[str]) -> dict[str, Any]:
     """Gradients by optimiser and tensor, and losses."""
     losses, gradients = gradients_of_one_update(subject, ways)
-    result: dict[str, Any] = {
-        optimizer: {"left out": of["left out"], "cosine": of["cosine"], "size": of["size"]}
-        for optimizer, of in gradients.items()
-    }
     noisy = [name for name, of in gradients.items() if min(of["cosine"]["autocast"].values()) < COSINE]
     lost = {name: defaultdict(list) for name in noisy}
     for number in range(NOISE_BATCHES if noisy else 0):
@@ -273,7 +269,7 @@ def one_update(subject: Subject, ways: dict[str, Way], options: Options, problem
         optimizer: {name: [float(np.quantile(of, q)) for q in NOISE] for name, of in by_way.items()}
         for optimizer, by_way in lost.items()
     }
-    return {"gradients": result, "noise": noise, "losses of one update": losses}
+    return {"gradients": gradients, "noise": noise, "losses of one update": losses}
 
 
 def gradients_of_one_update(subject: Subject, ways: dict[str, Way]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -33,7 +33,7 @@ CURVES = {
     "resumed": ("killed and resumed", "C2", "-"),
     "killed": ("the same before the kill", "C2", ":"),
 }
-MARKS = (48_000, 96_000, 200_000, 300_000, 500_000)
+MARKS = (4_000, 8_000, 12_000, 16_000, 20_000, 48_000, 96_000, 100_000, 200_000, 300_000, 500_000)
 LONG = ("seed1", "full", "short", "long", "kernels")
 
 
@@ -80,12 +80,11 @@ def draw() -> None:
     right.spines["top"].set_visible(False)
     figure.savefig(DOCS / "images" / "learning_gpu.png", dpi=110)
     rate = (steps[-1] - steps[0]) / (seconds[-1] - seconds[0])
-    for name in LONG:
+    for name in CURVES:
         at, returns, _ = read(name)
-        print(
-            name,
-            *(f"{step}: {value:.0f}" for step, value in zip(at.astype(int), returns, strict=True) if step in MARKS),
-        )
+        marked = (f"{step}: {value:.0f}" for step, value in zip(at.astype(int), returns, strict=True) if step in MARKS)
+        passed = f"700 at {at[returns >= 700][0]:.0f}" if (returns >= 700).any() else ""
+        print(name, *marked, passed)
     print(f"the run `full`, from step {steps[0]:,.0f} to {steps[-1]:,.0f}: {rate:.0f} agent steps/s")
 
 

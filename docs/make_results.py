@@ -21,6 +21,7 @@ from sgqn.results.tables import headline, title_of, to_markdown
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, REPORT = Path("results"), Path("docs/results.md"), Path("docs/results")
 MARKS = (20_000, 50_000, 100_000, 200_000, 300_000, 400_000, 500_000)
+FAILED = 100
 MEASURES = {
     "base_rate": "body's share of the picture",
     "mask_share": "mask on body",
@@ -39,7 +40,10 @@ def made(runs: list[Run]) -> str:
 
 
 def _renderers(runs: Iterable[Run]) -> Iterator[str]:
-    yield "**Both renderers, all steps**: mean return and standard deviation over episodes, of each run."
+    yield (
+        "**Both renderers, all steps**: mean return and standard deviation over episodes, of each run; "
+        f"in brackets how many episodes stayed below {FAILED}, if any."
+    )
     runs = list(runs)
     shifts = [shift for shift in SHIFTS if any(found.shift == shift for run in runs for found in run.evaluations)]
     rows = [["run", "steps", "renderer", *shifts]]
@@ -56,7 +60,10 @@ def _counted(run: Run, shift: str, step: int, renderer: str) -> RunEvaluation | 
 
 
 def _score(found: RunEvaluation | None) -> str:
-    return "" if found is None else f"{found.mean:.0f} ± {found.std:.0f}"
+    if found is None:
+        return ""
+    failed = sum(value < FAILED for value in found.returns)
+    return f"{found.mean:.0f} ± {found.std:.0f}" + (f" ({failed})" if failed else "")
 
 
 def _training(runs: Iterable[Run]) -> Iterator[str]:

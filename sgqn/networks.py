@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
@@ -19,8 +18,7 @@ from torch import Tensor, nn
 
 from sgqn.attribution import differentiable, relu_rule
 from sgqn.errors import InvalidValueError
-from sgqn.fast import decoder, encoder, heads
-from sgqn.fast.weights import renew
+from sgqn.fast import decoder, encoder, heads, weights
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -122,7 +120,7 @@ class Projection(nn.Module):
         return torch.tanh(self.norm(tamed(self.linear(features.flatten(1)))))
 
 
-def tamed(x: Tensor, dim: int | tuple[int, ...] = 1) -> Tensor:
+def tamed(x: Tensor, dim: int = 1) -> Tensor:
     """Rows of huge numbers scaled by 2^-50, which a layer norm does not see, all others as they are. `dim` is what the
     norm runs over, if not a row.
 
@@ -334,10 +332,8 @@ def frozen_copy(module: Module) -> Module:
 @torch.no_grad()
 def ema_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     """target <- target + tau (source - target), every parameter in place. Buffers (batch norm's) stay."""
-    moved: list[Tensor] = [*target.parameters()]
-    torch._foreach_lerp_(moved, list(source.parameters()), tau)
-    note_change(moved)
-    renew(target)
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+    weights.moved(target)
 
 
 def ema_update_critic(target: Critic, source: Critic, encoder_tau: float = 0.05, heads_tau: float = 0.01) -> None:
@@ -345,21 +341,3 @@ def ema_update_critic(target: Critic, source: Critic, encoder_tau: float = 0.05,
     ema_update(target.encoder, source.encoder, encoder_tau)
     ema_update(target.projection, source.projection, encoder_tau)
     ema_update(target.heads, source.heads, heads_tau)
-
-
-@torch.no_grad()
-def hard_copy(target: nn.Module, source: nn.Module) -> None:
-    """target <- source, every parameter and buffer in place, so that captured graphs keep their addresses."""
-    to: list[Tensor] = [*target.parameters(), *target.buffers()]
-    of: list[Tensor] = [*source.parameters(), *source.buffers()]
-    torch._foreach_copy_(to, of)
-    note_change(to)
-    renew(target)
-
-
-def note_change(tensors: Sequence[Tensor]) -> None:
-    """Tell whoever keeps converted copies of these weights that they have changed.
-
-    PyTorch's in-place operations on lists do so on a CPU, but not on a GPU, where they are one kernel.
-    """
-    torch.autograd.graph.increment_version(tensors)

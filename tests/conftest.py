@@ -39,6 +39,18 @@ def gl() -> None:
         pytest.skip("no OpenGL context on this machine")
 
 
+@pytest.fixture
+def silent_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In-place operations on lists of tensors leave their versions alone, as they do on a GPU."""
+    import torch
+
+    def silently(tensors: Any, *others: Any, operation: Any = torch._foreach_lerp_) -> None:
+        with torch.autograd._unsafe_preserve_version_counter(tuple(tensors)):
+            operation(tensors, *others)
+
+    monkeypatch.setattr(torch, "_foreach_lerp_", silently)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless chromium, where this machine has one."""

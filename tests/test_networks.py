@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -263,30 +262,11 @@ def test_ema_goes_all_the_way_with_tau_one_and_nowhere_with_zero():
     assert all(torch.equal(source.state_dict()[k], v) for k, v in target.state_dict().items())
 
 
-def test_hard_copy_copies_buffers_too_and_in_place():
-    source, target = networks.SodaMLP(6, 5, 4), networks.SodaMLP(6, 5, 4)
-    source(torch.randn(8, 6))  # moves the running statistics
-    addresses = [v.data_ptr() for v in target.state_dict().values()]
-    networks.hard_copy(target, source)
-    assert all(torch.equal(source.state_dict()[k], v) for k, v in target.state_dict().items())
-    assert addresses == [v.data_ptr() for v in target.state_dict().values()]
-    with pytest.raises(RuntimeError, match="same"):
-        networks.hard_copy(target, tiny_critic())
-
-
-@pytest.mark.parametrize("move", [partial(networks.ema_update, tau=0.1), networks.hard_copy])
-def test_who_keeps_copies_of_a_target_hears_of_its_moves(move, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU the operations on lists are one kernel each, which leaves versions alone."""
-
-    def silently(operation, tensors, *others):
-        with torch.autograd._unsafe_preserve_version_counter(tuple(tensors)):
-            operation(tensors, *others)
-
-    for name in ("_foreach_lerp_", "_foreach_copy_"):
-        monkeypatch.setattr(torch, name, partial(silently, getattr(torch, name)))
+@pytest.mark.usefixtures("silent_lists")
+def test_who_keeps_copies_of_a_target_hears_of_its_moves():
     target, source = networks.frozen_copy(tiny_critic()), tiny_critic()
     before = [p._version for p in target.parameters()]
-    move(target, source)
+    networks.ema_update(target, source, 0.1)
     assert all(p._version > version for p, version in zip(target.parameters(), before, strict=True))
 
 

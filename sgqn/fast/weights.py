@@ -103,8 +103,12 @@ def form_of(module: nn.Module, kind: type[Form], make: Callable[[], Form]) -> Fo
     return form
 
 
-def renew(module: nn.Module) -> None:
-    """Convert the module's weights again in all their forms, now and here: who needs them next will not wait."""
+def moved(module: nn.Module) -> None:
+    """The module's weights have been changed in place: convert them again, so that who needs them next will not wait.
+
+    PyTorch's operations on lists of tensors raise versions on a CPU, but not on a GPU, where they are one kernel.
+    """
+    torch.autograd.graph.increment_version(list(module.parameters()))
     if switch.enabled():
         for part in module.modules():
             for form in _forms.get(part, {}).values():

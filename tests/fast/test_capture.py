@@ -366,10 +366,10 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 PHASES = (CRITIC_ONLY, Phase())
 
 
-def agent_on_gpu(name: str) -> Agent:
-    pictures = torch.randint(256, (7, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
-    spec = Spec(ACTIONS, image_size=SIZE, render_size=RENDER if AGENTS[name].crops else SIZE)
-    return build_agent(name, spec, SETTINGS, partial(overlay, pictures=pictures.cuda()), device="cuda")
+def agent_on_gpu(name: str, size: int = SIZE, settings: AgentSettings = SETTINGS) -> Agent:
+    pictures = torch.randint(256, (7, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
+    spec = Spec(ACTIONS, image_size=size, render_size=RENDER * size // SIZE if AGENTS[name].crops else size)
+    return build_agent(name, spec, settings, partial(overlay, pictures=pictures.cuda()), device="cuda")
 
 
 def replay_for(agent: Agent) -> Replay:
@@ -384,6 +384,17 @@ def replay_for(agent: Agent) -> Replay:
         actions = rng.uniform(-1, 1, (2, ACTIONS)).astype(np.float32)
         replay.add(actions, rng.uniform(size=2), obs(), [False, False], [False, False])
     return replay
+
+
+def large(name: str, **settings: float) -> tuple[Agent, Callable[[Phase], Batch], tuple[torch.Generator, ...]]:
+    """An agent of the paper's networks, what prepares its batches, and all that both draw from."""
+    agent = agent_on_gpu(name, 84, AgentSettings(batch_size=64, soda_batch_size=64, **settings))
+    replay, sampler = replay_for(agent), torch.Generator("cuda").manual_seed(1)
+
+    def sample(phase: Phase) -> Batch:
+        return agent.prepare(replay.sample(agent.sample_size(phase), sampler))
+
+    return agent, sample, (agent.generator, agent.preparer, sampler)
 
 
 def learn(name: str, path: Path, updates: int) -> tuple[dict[str, Tensor], dict[str, float], list[Tensor], Updates]:
@@ -433,15 +444,9 @@ def test_batches_prepared_ahead_are_those_of_eager_updates_and_whole_to_the_end(
     """Sixteen updates of the paper's size in one graph on several streams: nothing writes to a batch that is in use."""
     updates, every = 64, {}
     for name, way in (("eager", choose("cuda", "eager", "fp32")), ("captured", choose("cuda", path, precision))):
-        pictures = torch.randint(256, (7, 3, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
-        augmentation = partial(overlay, pictures=pictures.cuda())
-        agent = build_agent("sgqn", Spec(ACTIONS), AgentSettings(batch_size=64), augmentation, device="cuda")
-        replay, sampler = replay_for(agent), torch.Generator("cuda").manual_seed(1)
+        agent, sample, generators = large("sgqn")
         found = torch.zeros(updates, 2, dtype=torch.float64, device="cuda")
         number = torch.zeros(1, dtype=torch.int64, device="cuda")
-
-        def sample(phase: Phase, agent=agent, replay=replay, sampler=sampler) -> Batch:
-            return agent.prepare(replay.sample(agent.sample_size(phase), sampler))
 
         def step(batch: Batch, phase: Phase, agent=agent, found=found, number=number) -> dict[str, Tensor]:
             before = fingerprint(batch)
@@ -450,7 +455,7 @@ def test_batches_prepared_ahead_are_those_of_eager_updates_and_whole_to_the_end(
             number.add_(1)
             return metrics
 
-        work = Updates(sample, step, (agent.generator, agent.preparer, sampler), way, PHASES * 8)
+        work = Updates(sample, step, generators, way, PHASES * 8)
         for _ in range(updates // 16):
             work.run(PHASES * 8)
         assert bool(work._graphs) == (name == "captured")
@@ -469,15 +474,7 @@ def test_sixteen_fused_updates_in_one_graph_are_those_that_run_one_by_one(path: 
     updates with a target that stays behind have losses that differ by several percent."""
     found = []
     for recorder in (Recorder(), None):
-        pictures = torch.randint(256, (7, 3, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
-        settings = AgentSettings(batch_size=64, soda_batch_size=64, critic_tau=0.5, encoder_tau=0.5)
-        agent = build_agent(name, Spec(ACTIONS), settings, partial(overlay, pictures=pictures.cuda()), device="cuda")
-        replay, sampler = replay_for(agent), torch.Generator("cuda").manual_seed(1)
-        generators = (agent.generator, agent.preparer, sampler)
-
-        def sample(phase: Phase, agent=agent, replay=replay, sampler=sampler) -> Batch:
-            return agent.prepare(replay.sample(agent.sample_size(phase), sampler))
-
+        agent, sample, generators = large(name, critic_tau=0.5, encoder_tau=0.5)
         work = Updates(sample, agent.learn, generators, choose("cuda", path, "bf16"), PHASES * 8, recorder=recorder)
         work.run(PHASES * 3)
         work.tally.read()

@@ -56,7 +56,7 @@ class Server(ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 32
+    request_queue_size = 2 * MOST_CONNECTIONS  # beyond it, connections come late and out of order
 
     def __init__(self, session: Session, host: str = "127.0.0.1", port: int = 0):
         if not 0 <= port <= 65535:

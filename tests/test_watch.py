@@ -88,7 +88,7 @@ def refused(to: Server, status: int, *request: Any, **headers: str) -> str:
 
 def raw(to: Server, request: bytes) -> bytes:
     """What the server answers to these bytes until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", to.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", to.port), timeout=60) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 

@@ -470,19 +470,28 @@ def test_batches_prepared_ahead_are_those_of_eager_updates_and_whole_to_the_end(
 @pytest.mark.parametrize("name", ["sac", "sgqn", "svea_soda"])
 @pytest.mark.parametrize("path", ["cudnn", "kernels"])
 def test_sixteen_fused_updates_in_one_graph_are_those_that_run_one_by_one(path: str, name: str) -> None:
-    """Weights that are converted must be converted again in the middle of a graph, whoever has changed them: sixteen
-    updates with a target that stays behind have losses that differ by several percent."""
+    """Weights that are converted must be converted again in the middle of a graph, whoever has changed them. Nothing
+    here is learned, so that nothing is chaotic: the critic grows, and its target follows."""
     found = []
     for recorder in (Recorder(), None):
         agent, sample, generators = large(name, critic_tau=0.5, encoder_tau=0.5)
-        work = Updates(sample, agent.learn, generators, choose("cuda", path, "bf16"), PHASES * 8, recorder=recorder)
+        learner = getattr(agent, "learner", agent)
+
+        @torch.no_grad()
+        def step(batch: Batch, phase: Phase, learner: Any = learner) -> dict[str, Tensor]:
+            for weight in learner.critic.parameters():
+                weight.mul_(1.01)
+            learner.target_step()
+            return {"followed": learner.target(batch.obs, batch.action)[0].abs().mean()}
+
+        work = Updates(sample, step, generators, choose("cuda", path, "bf16"), PHASES * 8, recorder=recorder)
         work.run(PHASES * 3)
         work.tally.read()
         work.run(PHASES * 8)
-        found.append(work.tally.read())
+        found.append(work.tally.read()["followed"])
         assert bool(work._graphs) == (recorder is None)
     eager, captured = found
-    assert captured["loss/critic"] == pytest.approx(eager["loss/critic"], rel=2e-3)
+    assert captured == pytest.approx(eager, rel=1e-4)
 
 
 @gpu

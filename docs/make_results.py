@@ -20,6 +20,7 @@ from sgqn.results.tables import headline, title_of, to_markdown
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, REPORT = Path("results"), Path("docs/results.md"), Path("docs/results")
+LAGGING = Path("docs/lagging")
 MARKS = (20_000, 50_000, 100_000, 200_000, 300_000, 400_000, 500_000)
 FAILED = 100
 MEASURES = {
@@ -29,7 +30,7 @@ MEASURES = {
     "deletion": "deletion",
     "insertion": "insertion",
 }
-BEGIN, END = "<!-- made by docs/make_results.py -->", "<!-- end -->"
+BEGIN, END = "<!-- {}: made by docs/make_results.py -->", "<!-- end -->"
 
 
 def made(runs: list[Run]) -> str:
@@ -39,19 +40,27 @@ def made(runs: list[Run]) -> str:
     return "\n\n".join([to_markdown(table), *_renderers(runs), *_training(runs), *_looking(runs)])
 
 
+def lagging() -> str:
+    """The same agents as an earlier version trained them."""
+    return _evaluations(find_runs(LAGGING).runs)
+
+
 def _renderers(runs: Iterable[Run]) -> Iterator[str]:
     yield (
         "**Both renderers, all steps**: mean return and standard deviation over episodes, of each run; "
         f"in brackets how many episodes stayed below {FAILED}, if any."
     )
-    runs = list(runs)
+    yield _evaluations(list(runs))
+
+
+def _evaluations(runs: list[Run]) -> str:
     shifts = [shift for shift in SHIFTS if any(found.shift == shift for run in runs for found in run.evaluations)]
     rows = [["run", "steps", "renderer", *shifts]]
     for run in runs:
         for step, renderer in sorted({(found.step, found.renderer) for found in run.evaluations}):
             cells = [_score(_counted(run, shift, step, renderer)) for shift in shifts]
             rows.append([_name(run), f"{step:,}", f"`{renderer}`", *cells])
-    yield _grid(rows)
+    return _grid(rows)
 
 
 def _counted(run: Run, shift: str, step: int, renderer: str) -> RunEvaluation | None:
@@ -98,9 +107,11 @@ def _grid(rows: list[list[str]]) -> str:
 
 def page(text: str, runs: list[Run]) -> str:
     """The page with its tables made anew."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{made(runs)}\n\n{END}{after}"
+    for name, part in (("runs", made(runs)), ("lagging", lagging())):
+        before, rest = text.split(BEGIN.format(name))
+        _, after = rest.split(END, maxsplit=1)
+        text = f"{before}{BEGIN.format(name)}\n\n{part}\n\n{END}{after}"
+    return text
 
 
 def main(arguments: list[str]) -> None:

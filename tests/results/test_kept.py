@@ -53,14 +53,13 @@ def test_every_pretrained_agent_has_its_run_here() -> None:
 
 @pytest.mark.usefixtures("at_home")
 def test_other_pages_repeat_the_same_numbers() -> None:
-    (entry,) = listing.entries()
     table = headline(find_runs("results").runs)
     assert table is not None
-    paper = {cell.shift: cell.paper for cell in table.cells if cell.paper and cell.task == entry["task"]}
-    own = {line["shift"]: line["mean"] for line in entry["returns"] if line["renderer"] == "gl"}
-    row = " | ".join(f"{own[shift]:.0f} ({paper[shift].mean:.0f})" for shift in ("train", "video_easy", "video_hard"))
-    assert f"| {row} |" in Path("README.md").read_text()
-    row = " | ".join(f"{own[shift]:.0f}" for shift in listing.SHIFTS)
-    assert (
-        f"`{entry['name']}` | {entry['steps']:,}, {entry['seed']} | {row} |" in Path("docs/pretrained.md").read_text()
-    )
+    for entry in listing.entries():
+        paper = {cell.shift: cell.paper for cell in table.cells if cell.paper and cell.task == entry["task"]}
+        own = {line["shift"]: f"{line['mean']:.0f}" for line in entry["returns"] if line["renderer"] == "gl"}
+        if entry["agent"] == "sgqn":
+            both = (f"{own[shift]} ({paper[shift].mean:.0f})" for shift in ("train", "video_easy", "video_hard"))
+            assert f"| {entry['task']} | {' | '.join(both)} |" in Path("README.md").read_text()
+        row = f"`{entry['name']}` | {entry['steps']:,}, {entry['seed']} | {' | '.join(own[s] for s in listing.SHIFTS)} |"
+        assert row in Path("docs/pretrained.md").read_text()

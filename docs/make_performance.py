@@ -4,7 +4,8 @@
     python docs/make_performance.py seed0=runs/walker-walk/sgqn/0/metrics.jsonl   # takes a run's returns over first
 
 The curves are `seed0` (500,000 steps), `lagging0` and `lagging1` (the same with targets that lagged, seeds 0 and 1),
-`sky` (stopped; the stars of the sky as sharp as its texture), `cudnn`, `resumed` and `killed` (the same run before it was killed). Needs matplotlib.
+`sky` (stopped; with the stars of the sky as sharp as its texture), `cudnn`, `resumed` and `killed` (the same run before
+it was killed). Needs matplotlib.
 """
 
 from __future__ import annotations

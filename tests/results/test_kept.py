@@ -53,6 +53,7 @@ def test_every_pretrained_agent_has_its_run_here() -> None:
 
 @pytest.mark.usefixtures("at_home")
 def test_other_pages_repeat_the_same_numbers() -> None:
+    readme, shared = Path("README.md").read_text(), Path("docs/pretrained.md").read_text()
     table = headline(find_runs("results").runs)
     assert table is not None
     for entry in listing.entries():
@@ -60,6 +61,6 @@ def test_other_pages_repeat_the_same_numbers() -> None:
         own = {line["shift"]: f"{line['mean']:.0f}" for line in entry["returns"] if line["renderer"] == "gl"}
         if entry["agent"] == "sgqn":
             both = (f"{own[shift]} ({paper[shift].mean:.0f})" for shift in ("train", "video_easy", "video_hard"))
-            assert f"| {entry['task']} | {' | '.join(both)} |" in Path("README.md").read_text()
+            assert f"| {entry['task']} | {' | '.join(both)} |" in readme
         row = " | ".join(own[shift] for shift in listing.SHIFTS)
-        assert f"`{entry['name']}` | {entry['steps']:,}, {entry['seed']} | {row} |" in Path("docs/pretrained.md").read_text()
+        assert f"`{entry['name']}` | {entry['steps']:,}, {entry['seed']} | {row} |" in shared

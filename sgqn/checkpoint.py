@@ -321,7 +321,11 @@ def find(path: str | Path) -> Path:
         raise DataError(f"{path / MANIFEST}: missing, the checkpoint is incomplete{_hint(path)}")
     checkpoints = list_checkpoints(path.parent if path.name == FOLDER else path)
     if not checkpoints:
-        raise DataError(f"{path}: no checkpoint here; expected a run's folder ({FOLDER}/{name(100_000)}/{MANIFEST})")
+        below = sorted({found.parents[2] for found in path.glob(f"*/{FOLDER}/*/{MANIFEST}")})
+        wanted = (
+            f"did you mean {below[0]}?" if below else f"expected a run's folder ({FOLDER}/{name(100_000)}/{MANIFEST})"
+        )
+        raise DataError(f"{path}: no checkpoint here; {wanted}")
     return checkpoints[-1]
 
 

@@ -143,6 +143,12 @@ def _parse_train(args: list[str]) -> Callable[[], None]:
                 raise InvalidValueError(f"--seeds and {other} exclude each other: --seeds names all runs of a queue")
         if not options.seeds:
             raise InvalidValueError("--seeds needs at least one number, such as --seeds 0 1 2")
+    if options.resume is not None:
+        others = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
+        others = [other for other in others if other not in ("--resume", "--quiet")]
+        if others:
+            what = f"{', '.join(others)} cannot be changed"
+            raise InvalidValueError(f"--resume goes on with the configuration that the run was started with: {what}")
 
     def call() -> None:
         from sgqn import training

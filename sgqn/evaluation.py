@@ -91,8 +91,14 @@ def evaluate(
     """Play episodes 0 .. episodes - 1 of the seed, several at a time; `on_step(done, total)` reports agent steps.
 
     Everyone who evaluates with the same seed meets the same starts, colours and clips. `watch` is shown every moment.
+    An agent that was loaded acts with the action repeat that it was trained with, unless another one is given.
     """
+    if not all(hasattr(agent, name) for name in ("act", "device", "spec")):
+        raise InvalidValueError(f"evaluate plays an Agent, such as sgqn.load_agent gives one, not {agent!r}")
+    trained_on = getattr(agent, "task", None)
     _check(episodes, seed)
+    if action_repeat is None and trained_on == task:
+        action_repeat = agent.action_repeat
     total = episodes * find_task(task, action_repeat).episode_steps
 
     def report(done: int) -> None:
@@ -115,6 +121,10 @@ def evaluate(
         num_episodes=episodes,
     )
     try:
+        if envs.action_dim != agent.spec.action_dim:
+            trained = f", trained on {trained_on}," if trained_on else ""
+            takes = f"{task} takes {envs.action_dim}"
+            raise InvalidValueError(f"this agent{trained} gives actions of {agent.spec.action_dim} numbers: {takes}")
         with _policy_of(agent) as policy:
             returns = _play(policy, envs, episodes, report, watch)
     finally:

@@ -101,10 +101,12 @@ def _check(
         raise InvalidValueError("name at least one run's folder")
     if out.suffix.lower() not in SUFFIXES:
         raise InvalidValueError(f"cannot write {str(out)!r}: the name must end in .png or .mp4")
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise InvalidValueError(f"cannot write {str(out)!r}: it is a folder, or its folder does not exist")
+    if out.is_dir():
+        raise InvalidValueError(f"cannot write {str(out)!r}: it is a folder")
+    if not out.absolute().parent.is_dir():
+        raise InvalidValueError(f"cannot write {str(out)!r}: there is no folder {str(out.parent)!r}")
     for method in methods:
-        attribution.get(method)
+        attribution.check(method)
     for rho in rhos:
         if not 0 <= rho < 1:
             raise InvalidValueError(f"rho must lie in [0, 1), not {rho}: 0.95 keeps one pixel in twenty")

@@ -99,6 +99,7 @@ def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
     except RuntimeError as error:
         raise DataError(f"{folder}: the weights do not fit the configuration: {str(error).splitlines()[0]}") from error
     agent.eval()
+    agent.task, agent.action_repeat = config.task, config.action_repeat
     return agent
 
 

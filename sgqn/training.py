@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgqn import checkpoint, run
+from sgqn import attribution, checkpoint, run
 from sgqn.agents import Phase, build_agent, find_agent, no_augmentation
 from sgqn.agents.base import Metrics
 from sgqn.augmentations import PictureBank, make_augmentation
@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 EXPLODED = 1e8
 """A loss beyond this is taken for divergence."""
 
+DAYS = 3e9
+"""Steps x batch x layers x filters that a CPU needs days for: the paper's run is 2e10."""
+
 LONGEST_CYCLE = 16
 """Updates that are captured as one graph, at most."""
 
@@ -54,6 +57,7 @@ class DivergedError(SgqnError):
 def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
     """Start the run of `config` in `out/<task>/<agent>/<seed>` and train it to its end."""
     find_agent(config.agent)
+    attribution.check(config.settings.attribution)
     path = path_of(config)
     folder = run.folder_of(config, out)
     if (folder / run.CONFIG).exists():
@@ -199,6 +203,12 @@ class Trainer:
         pictures = {} if self.bank is None else {"pictures": self.bank.describe()}
         return {**self.path.to_dict(), **pictures}
 
+    def _patience(self) -> str:
+        """What whoever starts the paper's run on a CPU wants to know."""
+        settings = self.config.settings
+        large = self.config.steps * settings.batch_size * settings.encoder_layers * settings.encoder_filters > DAYS
+        return "; at this size that takes days: see --preset tiny" if large and self.device.type == "cpu" else ""
+
     # ---- the loop
 
     def run(self) -> None:
@@ -207,7 +217,7 @@ class Trainer:
         try:
             run.write_config(self.folder, config, self.machine)
             with asked_to_stop(self._ask_to_stop), self.logs.open(self.step):
-                self.logs.say(self.path.describe())
+                self.logs.say(self.path.describe() + self._patience())
                 if self.obs is None:
                     self.obs, _ = self.envs.reset(seed=config.seed)
                     self.replay.start(self.obs)

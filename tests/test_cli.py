@@ -302,3 +302,24 @@ def test_preview_of_a_real_task(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     out = tmp_path / "real.png"
     assert main(["preview", "--task", "cartpole-swingup", "--steps", "2", "--out", str(out)]) == 0
     assert np.asarray(Image.open(out)).std() > 5
+
+
+def test_a_resumed_run_keeps_its_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = fails(capsys, "train", "--resume", str(tmp_path), "--steps", "800", "--rho=0.9", "--quiet")
+    assert "--steps, --rho cannot be changed" in line
+
+
+def test_what_an_attribution_needs_is_missed_before_a_run_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "captum", None)
+    options = ("--preset", "tiny", "--attribution", "grad_cam", "--out", str(tmp_path))
+    assert "needs Captum" in fails(capsys, "train", *options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_above_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = tmp_path / "0" / "checkpoints" / "step_000000100"
+    made.mkdir(parents=True)
+    (made / "manifest.json").write_text("{}")
+    assert f"did you mean {tmp_path / '0'}?" in fails(capsys, "evaluate", str(tmp_path))

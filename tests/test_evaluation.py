@@ -122,6 +122,21 @@ def test_the_policy_is_asked(agent: Agent) -> None:
     assert acted != pytest.approx(idle, rel=1e-2)
 
 
+def test_a_loaded_agent_keeps_its_action_repeat(agent: Agent) -> None:
+    options = {key: value for key, value in LOCAL.items() if key != "action_repeat"}
+    steps: list[int] = []
+    evaluate(agent, TASK, episodes=1, on_step=lambda done, total: steps.append(total), **options)
+    assert set(steps) == {STEPS}
+    assert agent.task == TASK
+
+
+def test_what_cannot_play_is_refused(agent: Agent) -> None:
+    with pytest.raises(InvalidValueError, match=r"trained on cartpole-swingup.*1 numbers: walker-walk takes 6"):
+        evaluate(agent, "walker-walk", episodes=1, num_workers=0, renderer="warp")
+    with pytest.raises(InvalidValueError, match="load_agent gives one, not 'pretrained:walker-walk'"):
+        evaluate("pretrained:walker-walk", "walker-walk")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("episodes", "count"), [(1, 1), (5, 5), (16, 16), (17, 9), (30, 15), (100, 15)])
 def test_environments_share_the_episodes_evenly(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, episodes: int, count: int
@@ -139,6 +154,8 @@ class Scripted:
 
     num_envs, task = 2, SimpleNamespace(episode_steps=3)
     metadata: dict[str, str] = {"renderer": "none", "backgrounds": "none"}  # noqa: RUF012
+
+    action_dim = 1
 
     def __init__(self, num_episodes: int):
         self.left, self.closed = num_episodes, False

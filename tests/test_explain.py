@@ -228,7 +228,7 @@ def test_bad_input_is_one_line_and_leaves_everything(
     for name in ("a.gif", "a"):
         assert "must end in .png or .mp4" in says(good, where=tmp_path / name)
     for name in ("a.png", "a.mp4"):
-        assert "its folder does not exist" in says(good, where=tmp_path / "nowhere" / name)
+        assert "there is no folder" in says(good, where=tmp_path / "nowhere" / name)
 
 
 def test_runs_of_different_tasks_are_not_compared(

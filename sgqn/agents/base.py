@@ -44,6 +44,9 @@ class Agent(nn.Module):
         super().__init__()
         self.spec = spec
         self.batch_size = batch_size
+        self.task: str | None = None
+        """Where it was trained, and with which action repeat: of agents that were loaded."""
+        self.action_repeat: int | None = None
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.generator = torch.Generator()
         self.preparer = torch.Generator()  # for what `prepare` draws
@@ -104,6 +107,11 @@ class Agent(nn.Module):
         shape = (self.spec.channels, self.spec.render_size, self.spec.render_size)
         if tensor.ndim not in (3, 4) or tensor.shape[-3:] != shape:
             raise InvalidValueError(f"this agent sees observations {shape} or a batch of them, not {(*tensor.shape,)}")
+        if tensor.is_floating_point() and tensor.numel() > 0 and 0 < (brightest := float(tensor.max())) <= 1:
+            raise InvalidValueError(
+                f"observations are bytes, 0 to 255, and the brightest of these {tensor.dtype} is {brightest:g}: "
+                "pass them as the environment gives them, or multiply by 255"
+            )
         return (tensor[None], True) if tensor.ndim == 3 else (tensor, False)
 
     @staticmethod

@@ -16,6 +16,7 @@ class AgentSettings:
     """Hyperparameters of all agents; each agent reads those that concern it."""
 
     # ---- networks
+
     encoder_layers: int = 11
     encoder_filters: int = 32
     embedding_dim: int = 100
@@ -24,6 +25,7 @@ class AgentSettings:
     """Filters of M_theta's two convolutions. The paper's text says (64, 64)."""
 
     # ---- SAC
+
     batch_size: int = 128
     discount: float = 0.99
     learning_rate: float = 1e-3
@@ -39,19 +41,23 @@ class AgentSettings:
     """Let the actor's loss reach the convolutions. The authors stop it there; the paper draws one shared network."""
 
     # ---- augmentation of the value update
+
     shift_pad: int = 4
     """DrQ's random shift, which SVEA and SGQN's code use too; 0 is the paper's SGQN: no augmentation."""
 
     # ---- SVEA
+
     svea_alpha: float = 0.5
     svea_beta: float = 0.5
 
     # ---- auxiliary steps: SGQN's mask prediction, SODA's consistency
+
     augmentation: Literal["overlay", "random_conv"] = "overlay"
     auxiliary_every: int = 2
     auxiliary_learning_rate: float = 3e-4
 
     # ---- SGQN
+
     rho: float = 0.95
     """Quantile of the attribution below which pixels are masked; 0.98 for cartpole and ball in cup."""
     attribution: str = "guided_backprop"
@@ -67,6 +73,7 @@ class AgentSettings:
     """Attribute anew after the critic step for the auxiliary step, or predict the critic step's mask."""
 
     # ---- SODA
+
     soda_batch_size: int = 256
     soda_tau: float = 0.005
     soda_learning_rate: float = 1e-3
@@ -78,23 +85,47 @@ class AgentSettings:
             if field.name in _CHOICES and value not in _CHOICES[field.name]:
                 raise UnknownNameError(field.name, value, _CHOICES[field.name])
             if rule is not None and not rule(value):
-                raise InvalidValueError(f"{field.name} cannot be {value!r}")
+                raise InvalidValueError(f"{field.name} must be {rule.__doc__}, not {value!r}")
 
 
 def _natural(value: int) -> bool:
+    """a whole number from 1 on"""
     return isinstance(value, int) and value >= 1
 
 
+def _two(value: int) -> bool:
+    """a whole number from 2 on"""  # batch norm needs two
+    return _natural(value) and value >= 2
+
+
 def _positive(value: float) -> bool:
+    """a number above 0"""
     return 0 < value < math.inf
 
 
 def _weight(value: float) -> bool:
+    """a number from 0 on"""
     return 0 <= value < math.inf
 
 
 def _share(value: float) -> bool:
+    """above 0 and at most 1"""
     return 0 < value <= 1
+
+
+def _quantile(value: float) -> bool:
+    """from 0 to below 1 (0.95 keeps one pixel in twenty)"""
+    return 0 <= value < 1
+
+
+def _pad(value: int) -> bool:
+    """a whole number from 0 on"""
+    return value == 0 or _natural(value)
+
+
+def _filters(value: tuple[int, ...]) -> bool:
+    """two whole numbers from 1 on"""
+    return len(value) == 2 and all(map(_natural, value))
 
 
 _RULES: dict[str, Callable[[Any], bool]] = {
@@ -104,10 +135,10 @@ _RULES: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("soda_learning_rate", "initial_temperature"), _positive),
     **dict.fromkeys(("consistency_weight", "svea_alpha", "svea_beta"), _weight),
     **dict.fromkeys(("discount", "encoder_tau", "critic_tau", "soda_tau"), _share),
-    "decoder_filters": lambda filters: len(filters) == 2 and all(map(_natural, filters)),
-    "shift_pad": lambda pad: pad == 0 or _natural(pad),
-    "rho": lambda rho: 0 <= rho < 1,
-    "soda_batch_size": lambda size: _natural(size) and size >= 2,  # batch norm needs two
+    "decoder_filters": _filters,
+    "shift_pad": _pad,
+    "rho": _quantile,
+    "soda_batch_size": _two,
 }
 
 _CHOICES: dict[str, tuple[str, ...]] = {

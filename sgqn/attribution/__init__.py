@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sgqn.attribution.base import Attribution, QFunction, differentiable, gradient_of
-from sgqn.attribution.common import OnStep
+from sgqn.attribution.common import OnStep, captum
 from sgqn.attribution.grad_cam import grad_cam
 from sgqn.attribution.gradient import gradient
 from sgqn.attribution.guided_backprop import (
@@ -33,6 +33,8 @@ METHODS: dict[str, Attribution] = {
     "rise": rise,
 }
 
+OF_CAPTUM = ("grad_cam", "guided_grad_cam", "integrated_gradients", "occlusion")
+
 
 def get(name: str) -> Attribution:
     """The attribution method of that name."""
@@ -41,12 +43,21 @@ def get(name: str) -> Attribution:
     return METHODS[name]
 
 
+def check(name: str) -> None:
+    """Whether there is a method of that name and what it needs: before minutes of work, not after them."""
+    get(name)
+    if name in OF_CAPTUM:
+        captum()
+
+
 __all__ = [
     "METHODS",
+    "OF_CAPTUM",
     "Attribution",
     "Mask",
     "OnStep",
     "QFunction",
+    "check",
     "differentiable",
     "fill",
     "get",

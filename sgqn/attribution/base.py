@@ -18,8 +18,15 @@ Attribution: TypeAlias = Callable[[QFunction, Tensor, Tensor], Tensor]
 """M(Q, s, a): method(q, obs, action) -> one number per input value, a float tensor of obs's shape."""
 
 
+def check_tensor(name: str, given: object) -> None:
+    if not isinstance(given, Tensor):
+        kind = type(given).__name__
+        raise InvalidValueError(f"{name} must be a torch tensor, a batch of them, not {kind}: torch.as_tensor(x)[None]")
+
+
 def differentiable(obs: Tensor) -> Tensor:
     """A float view or copy of `obs` that asks for gradients; `obs` itself is left as it is."""
+    check_tensor("obs", obs)
     # An inference tensor can't take part in autograd; its copy made outside inference mode can.
     obs = obs.clone() if obs.is_inference() else obs.detach()
     if pixels.fits_floats(obs):

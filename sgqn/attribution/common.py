@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sgqn.attribution.base import QFunction, differentiable
+from sgqn.attribution.base import QFunction, check_tensor, differentiable
 from sgqn.errors import InvalidValueError, SgqnError
 
 OnStep: TypeAlias = Callable[[int, int], object]
@@ -21,12 +21,15 @@ def captum() -> ModuleType:
     try:
         import captum.attr
     except ImportError as error:
-        raise SgqnError("this attribution method needs Captum: pip install 'sgqn[explain]'") from error
+        raise SgqnError(
+            "this attribution method needs Captum: pip install 'sgqn[explain]', or captum itself"
+        ) from error
     return captum.attr  # type: ignore[no-any-return, unused-ignore]
 
 
 def inputs(obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     """The observation as floats that ask for gradients, and the action; to be called outside of inference mode."""
+    check_tensor("action", action)
     return differentiable(obs), action.clone() if action.is_inference() else action.detach()
 
 

@@ -63,6 +63,7 @@ class Package:
             reason = str(error).splitlines()[0]
             raise DataError(f"{self.origin}: the weights do not fit the configuration: {reason}") from error
         agent.eval()
+        agent.task, agent.action_repeat = config.task, config.action_repeat
         return agent
 
     def files(self, card: str) -> dict[str, bytes | str]:

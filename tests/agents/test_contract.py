@@ -230,6 +230,14 @@ def test_act_takes_numpy_and_torch_one_and_many(name):
     assert torch.equal(agent.act(many, deterministic=False), first)
 
 
+def test_observations_from_0_to_1_are_refused():
+    agent = small("sac")
+    obs = torch.rand(2, 9, agent.spec.render_size, agent.spec.render_size)
+    with pytest.raises(InvalidValueError, match=r"0 to 255.*float32"):
+        agent.act(obs)
+    assert agent.act((obs * 255).byte()).shape == (2, agent.spec.action_dim)
+
+
 @every_agent
 def test_observations_of_another_shape_are_refused(name):
     agent = small(name)

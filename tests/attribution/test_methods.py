@@ -136,12 +136,19 @@ def test_without_captum():
             try:
                 method(lambda obs, action: q(obs).flatten(1), torch.rand(1, 3, 8, 8), torch.rand(1, 2))
             except SgqnError as error:
-                assert str(error) == "this attribution method needs Captum: pip install 'sgqn[explain]'"
+                assert "needs Captum: pip install 'sgqn[explain]', or captum itself" in str(error)
                 print(name)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["grad_cam", "guided_grad_cam", "integrated_gradients", "occlusion"]
+    assert done.stdout.split() == list(attribution.OF_CAPTUM)
+
+
+def test_arrays_are_refused():
+    obs, action = torch.rand(1, 3, 8, 8), torch.rand(1, 2)
+    for method in ("gradient", "guided_backprop", "smoothgrad"):
+        with pytest.raises(InvalidValueError, match=r"obs must be a torch tensor.*ndarray"):
+            attribution.get(method)(lambda obs, action: obs.sum((1, 2, 3)), obs.numpy(), action)
 
 
 # --- against Captum

@@ -201,7 +201,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(
         (["--rho", "1.5"], "rho"),
         (["--evaluate-shifts", "video"], "video_easy"),
         (["--device", "tpu"], "tpu"),
-        (["--resume", "nowhere"], "nowhere"),
+        (["--resume", "nowhere"], "cannot be changed"),
         (["--steps", "many"], "many"),
         (["--attribution", "magic"], "magic"),
         (["--path", "kernels"], "--path eager"),

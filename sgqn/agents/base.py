@@ -44,9 +44,8 @@ class Agent(nn.Module):
         super().__init__()
         self.spec = spec
         self.batch_size = batch_size
-        self.task: str | None = None
-        """Where it was trained, and with which action repeat: of agents that were loaded."""
-        self.action_repeat: int | None = None
+        self.task: str | None = None  # of an agent that was loaded: where it was trained,
+        self.action_repeat: int | None = None  # and with which repeat
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.generator = torch.Generator()
         self.preparer = torch.Generator()  # for what `prepare` draws

@@ -14,12 +14,13 @@ from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameErro
 if TYPE_CHECKING:
     from sgqn import attribution, saliency
     from sgqn.envs import make, make_vec
-    from sgqn.evaluation import evaluate
+    from sgqn.evaluation import Policy, evaluate
     from sgqn.run import load_agent
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Policy": "sgqn.evaluation",
     "make": "sgqn.envs",
     "make_vec": "sgqn.envs",
     "evaluate": "sgqn.evaluation",
@@ -31,6 +32,7 @@ _LAZY = {
 __all__ = [
     "DataError",
     "InvalidValueError",
+    "Policy",
     "SgqnError",
     "UnknownNameError",
     "WorkerError",

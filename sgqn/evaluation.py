@@ -1,6 +1,7 @@
 """The benchmark's protocol: deterministic actions, whole episodes, the same ones for everyone with the same seed.
 
-`evaluate` plays them with an agent; `record` does so with the agent of a run and keeps the results in the run's folder.
+`evaluate` plays them with an agent, or any other policy; `record` does so with the agent of a run and keeps the results
+in the run's folder.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import reprlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from torch import Tensor
 from sgqn import run as runs
 from sgqn.agents.base import Agent
 from sgqn.config import versions
+from sgqn.envs.simulation import check_action
 from sgqn.envs.tasks import check_renderer, check_shift, find_task
 from sgqn.envs.vector import PixelVectorEnv, make_vec
 from sgqn.envs.warp import num_cores
@@ -33,7 +36,20 @@ MAX_ENVS = 16
 CHUNK = 4
 """Observations in one forward pass on a CPU."""
 
-Policy = Callable[[Tensor], Tensor]
+Act = Callable[[Any], Any]
+Actions = Callable[[Tensor], Tensor]
+
+
+class Policy(Protocol):
+    """All that `evaluate` asks of a policy that is not an agent of this package: actions for observations."""
+
+    def act(self, obs: Any, /) -> Any:
+        """Actions (B, A) in [-1, 1] for observations, uint8 (B, 3 * frames, H, W), each of another episode.
+
+        `obs` is a numpy array, or a tensor where `evaluate` was given a device, and is the policy's to keep or change.
+        The actions may be an array, a tensor or lists; they are played as they are, so whether they are deterministic,
+        as the benchmark has them, is up to the policy. It is asked once a step, and not told when an episode begins.
+        """
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,7 @@ class Moment(NamedTuple):
 
 
 def evaluate(
-    agent: Agent,
+    agent: Policy | Act,
     task: str,
     shift: str = "train",
     episodes: int = 30,
@@ -85,19 +101,25 @@ def evaluate(
     num_envs: int | None = None,
     num_workers: int | None = None,
     action_repeat: int | None = None,
+    image_size: int | None = None,
+    frame_stack: int | None = None,
+    device: str | torch.device | None = None,
     on_step: Callable[[int, int], None] | None = None,
     watch: Callable[[Moment], None] | None = None,
 ) -> Evaluation:
     """Play episodes 0 .. episodes - 1 of the seed, several at a time; `on_step(done, total)` reports agent steps.
 
-    Everyone who evaluates with the same seed meets the same starts, colours and clips. `watch` is shown every moment.
-    An agent that was loaded acts with the action repeat that it was trained with, unless another one is given.
+    `agent` is one of this package, a `Policy`, or a function that does what a policy's `act` does. Everyone who
+    evaluates with the same seed meets the same starts, colours and clips. `watch` is shown every moment.
+
+    An agent that was loaded acts with the action repeat that it was trained with, unless another one is given, and sees
+    frames as it was trained on them. Another policy has the task's action repeat and sees three frames of 84 x 84
+    pixels, unless others are given: as tensors on `device`, or without one as numpy arrays.
     """
-    if not all(hasattr(agent, name) for name in ("act", "device", "spec")):
-        raise InvalidValueError(f"evaluate plays an Agent, such as sgqn.load_agent gives one, not {agent!r}")
-    trained_on = getattr(agent, "task", None)
+    act = _act_of(agent)
     _check(episodes, seed)
-    if action_repeat is None and trained_on == task:
+    seen = _seen_by(agent, image_size, frame_stack, device)
+    if isinstance(agent, Agent) and action_repeat is None and agent.task == task:
         action_repeat = agent.action_repeat
     total = episodes * find_task(task, action_repeat).episode_steps
 
@@ -112,20 +134,18 @@ def evaluate(
         shift=shift,
         seed=seed,
         renderer=renderer,
-        device=agent.device,
         action_repeat=action_repeat,
-        image_size=agent.spec.render_size,
-        frame_stack=agent.spec.channels // 3,
         masks=watch is not None,
         num_workers=num_workers,
         num_episodes=episodes,
+        **seen,
     )
     try:
-        if envs.action_dim != agent.spec.action_dim:
-            trained = f", trained on {trained_on}," if trained_on else ""
-            takes = f"{task} takes {envs.action_dim}"
-            raise InvalidValueError(f"this agent{trained} gives actions of {agent.spec.action_dim} numbers: {takes}")
-        with _policy_of(agent) as policy:
+        policies: AbstractContextManager[Actions] = nullcontext(_asking(act, envs.action_dim, device is None))
+        if isinstance(agent, Agent):
+            _check_fit(agent, task, envs.action_dim)
+            policies = _policy_of(agent)
+        with policies as policy:
             returns = _play(policy, envs, episodes, report, watch)
     finally:
         envs.close()
@@ -173,6 +193,41 @@ def record(
     return lines
 
 
+def _act_of(agent: Any) -> Act:
+    for act in (getattr(agent, "act", None), agent):
+        if callable(act) and not isinstance(agent, type):
+            return act
+    hint = " (wrap it: lambda obs: model.predict(obs, deterministic=True)[0])" if hasattr(agent, "predict") else ""
+    raise InvalidValueError(
+        "evaluate plays an agent that sgqn.load_agent gave, an object with act(obs) or a function of observations, "
+        f"not a {type(agent).__name__}: {reprlib.repr(agent)}{hint}"
+    )
+
+
+def _seen_by(
+    agent: Any, image_size: int | None, frame_stack: int | None, device: str | torch.device | None
+) -> dict[str, Any]:
+    size, frames, place = 84, 3, "cpu" if device is None else device
+    if isinstance(agent, Agent):
+        size, frames, place = agent.spec.render_size, agent.spec.channels // 3, agent.device
+        if device is not None:
+            raise InvalidValueError(
+                f"this agent is on {place}: leave out device={str(device)!r}, or move it by agent.to"
+            )
+    return {
+        "image_size": size if image_size is None else image_size,
+        "frame_stack": frames if frame_stack is None else frame_stack,
+        "device": place,
+    }
+
+
+def _check_fit(agent: Agent, task: str, action_dim: int) -> None:
+    if action_dim != agent.spec.action_dim:
+        trained = f", trained on {agent.task}," if agent.task else ""
+        gives = f"gives actions of {agent.spec.action_dim} numbers"
+        raise InvalidValueError(f"this agent{trained} {gives}: {task} takes {action_dim}")
+
+
 def _check(episodes: int, seed: int) -> None:
     if episodes < 1:
         raise InvalidValueError(f"episodes must be at least 1, not {episodes!r}")
@@ -193,7 +248,7 @@ def _even_share(episodes: int) -> int:
 
 
 @contextmanager
-def _policy_of(agent: Agent) -> Iterator[Policy]:
+def _policy_of(agent: Agent) -> Iterator[Actions]:
     """Deterministic actions for a batch; on a CPU they do not depend on what else is in the batch, to the last bit.
 
     There the size of a batch and the number of threads change the order of sums: a pixel flips, and the episode is
@@ -211,6 +266,22 @@ def _policy_of(agent: Agent) -> Iterator[Policy]:
         torch.set_num_threads(threads)
 
 
+def _asking(act: Act, action_dim: int, as_numpy: bool) -> Actions:
+    """The actions of a policy about which nothing is known: one call for the whole batch, which is a copy."""
+
+    def policy(obs: Tensor) -> Tensor:
+        given = act(obs.clone().numpy(force=True) if as_numpy else obs.clone())
+        shape = (len(obs), action_dim)
+        try:
+            action = check_action(given, shape)
+        except (TypeError, ValueError) as error:
+            kind = type(given).__name__
+            raise InvalidValueError(f"a policy was asked for actions {shape} and gave a {kind}: {error}") from error
+        return torch.as_tensor(action, device=obs.device)
+
+    return policy
+
+
 def _chunks(obs: Tensor) -> Sequence[Tensor]:
     """Parts of CHUNK rows; the last row fills up the last part."""
     filling = obs[-1:].expand(-len(obs) % CHUNK, *obs.shape[1:])
@@ -218,7 +289,7 @@ def _chunks(obs: Tensor) -> Sequence[Tensor]:
 
 
 def _play(
-    policy: Policy,
+    policy: Actions,
     envs: PixelVectorEnv,
     episodes: int,
     report: Callable[[int], None],

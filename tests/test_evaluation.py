@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +23,7 @@ import torch
 
 import sgqn
 from sgqn import checkpoint, evaluation, run
-from sgqn.agents import Agent, Spec, build_agent
+from sgqn.agents import Agent, build_agent
 from sgqn.cli import main
 from sgqn.config import preset
 from sgqn.envs import backgrounds
@@ -31,6 +34,7 @@ from tests.test_cli import fails
 TASK, STEPS = "cartpole-swingup", 20
 CONFIG = replace(preset("tiny", TASK), action_repeat=50, image_size=24, agent="sgqn")
 CONFIG = replace(CONFIG, settings=replace(CONFIG.settings, encoder_layers=2, hidden_dim=16))
+PAGE = Path(sgqn.__file__).parent.parent / "docs" / "evaluation.md"
 LOCAL: dict[str, Any] = {"num_workers": 0, "action_repeat": 50, "renderer": "warp"}
 
 
@@ -133,8 +137,14 @@ def test_a_loaded_agent_keeps_its_action_repeat(agent: Agent) -> None:
 def test_what_cannot_play_is_refused(agent: Agent) -> None:
     with pytest.raises(InvalidValueError, match=r"trained on cartpole-swingup.*1 numbers: walker-walk takes 6"):
         evaluate(agent, "walker-walk", episodes=1, num_workers=0, renderer="warp")
-    with pytest.raises(InvalidValueError, match="load_agent gives one, not 'pretrained:walker-walk'"):
+    with pytest.raises(InvalidValueError, match=r"load_agent gave, .* not a str: 'pretrained:walker-walk'$"):
         evaluate("pretrained:walker-walk", "walker-walk")  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match=r"not a type: <class .*Agent'>$"):
+        evaluate(Agent, "walker-walk")
+    with pytest.raises(InvalidValueError, match=r"not a Model: .* \(wrap it: lambda obs: model.predict"):
+        evaluate(type("Model", (), {"predict": None})(), "walker-walk")
+    with pytest.raises(InvalidValueError, match="this agent is on cpu: leave out device='cuda'"):
+        evaluate(agent, TASK, device="cuda")
 
 
 @pytest.mark.parametrize(("episodes", "count"), [(1, 1), (5, 5), (16, 16), (17, 9), (30, 15), (100, 15)])
@@ -155,7 +165,7 @@ class Scripted:
     num_envs, task = 2, SimpleNamespace(episode_steps=3)
     metadata: dict[str, str] = {"renderer": "none", "backgrounds": "none"}  # noqa: RUF012
 
-    action_dim = 1
+    action_dim = 2
 
     def __init__(self, num_episodes: int):
         self.left, self.closed = num_episodes, False
@@ -169,7 +179,7 @@ class Scripted:
         return seen, {"mask": seen}
 
     def step(self, action: torch.Tensor) -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        assert torch.equal(action, -self.see()[0]), "an action for another observation"
+        assert torch.equal(action.long(), -self.see()[0]), "an action for another observation"
         plays = self.episode < self.left
         reward = np.where(plays, 10.0**self.episode, 0.0)
         self.step_of += 1
@@ -186,11 +196,10 @@ class Scripted:
 def test_episodes_of_different_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     envs = Scripted(5)
     monkeypatch.setattr(evaluation, "make_vec", lambda *args, **options: envs)
-    agent: Any = SimpleNamespace(act=torch.neg, device=torch.device("cpu"), spec=Spec(1))
     moments: list[Moment] = []
     progress: list[tuple[int, int]] = []
     options: dict[str, Any] = {"watch": moments.append, "on_step": lambda *done: progress.append(done)}
-    result = evaluate(agent, TASK, episodes=5, action_repeat=334, **options)
+    result = evaluate(torch.neg, TASK, episodes=5, action_repeat=334, device="cpu", **options)
     assert result.returns == (1, 20, 300, 1000, 20000)
     assert progress[0] == (0, 15)
     assert progress[-1] == (15, 15)
@@ -206,14 +215,113 @@ def test_episodes_of_different_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_environments_close_when_the_watcher_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     envs = Scripted(2)
     monkeypatch.setattr(evaluation, "make_vec", lambda *args, **options: envs)
-    agent: Any = SimpleNamespace(act=torch.neg, device=torch.device("cpu"), spec=Spec(1))
 
     def interrupt(moment: Moment) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(agent, TASK, episodes=2, watch=interrupt)
+        evaluate(np.negative, TASK, episodes=2, watch=interrupt)
     assert envs.closed
+
+
+# ---------------------------------------------------------------- policies of one's own
+
+
+class Own:
+    """An agent behind all that a policy must have."""
+
+    def __init__(self, agent: Agent):
+        self.agent, self.seen = copy.deepcopy(agent).double(), []
+
+    def act(self, obs: Any) -> Any:
+        self.seen.append(obs)
+        return self.agent.act(obs)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_own_policies_play_the_same_episodes(agent: Agent, device: str | None) -> None:
+    expected = evaluate(copy.deepcopy(agent).double(), TASK, "video_hard", 3, seed=7, num_envs=2, **LOCAL).returns
+    policy: sgqn.Policy = Own(agent)
+    options = {**LOCAL, "image_size": 24, "device": device}
+    assert evaluate(policy, TASK, "video_hard", 3, 7, num_envs=2, **options).returns == pytest.approx(expected)
+    for obs in policy.seen:
+        assert isinstance(obs, np.ndarray if device is None else torch.Tensor)
+        assert (*obs.shape, str(obs.dtype).removeprefix("torch.")) == (2, 9, 24, 24, "uint8")
+    answers = {
+        "lists": lambda obs: policy.act(obs).tolist(),
+        "grad": lambda obs: weight * torch.as_tensor(policy.act(obs)),
+    }
+    weight = torch.ones(1, requires_grad=True)
+    for act in answers.values():
+        assert evaluate(act, TASK, "video_hard", 3, 7, **options).returns == pytest.approx(expected)
+
+
+def test_own_policies_see_what_they_ask_for() -> None:
+    shapes, steps = set(), []
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        shapes.add(obs.shape)
+        return np.zeros((len(obs), 1))
+
+    options: dict[str, Any] = {"num_workers": 0, "renderer": "warp", "on_step": lambda done, total: steps.append(total)}
+    evaluate(act, TASK, episodes=1, **options)
+    assert (shapes, set(steps)) == ({(1, 9, 84, 84)}, {125})
+    evaluate(act, TASK, episodes=1, image_size=20, frame_stack=2, action_repeat=500, **options)
+    assert shapes == {(1, 9, 84, 84), (1, 6, 20, 20)}
+    assert steps[-1] == 2
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_own_policies_may_write_into_what_they_see(device: str | None) -> None:
+    brightest = []
+
+    def act(obs: Any) -> Any:
+        brightest.append(int(obs[:, :6].max()))
+        obs[:] = 0
+        return [[0.0]]
+
+    evaluate(act, TASK, episodes=1, image_size=24, device=device, **LOCAL)
+    assert min(brightest) > 100
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.zeros(2), r"asked for actions \(2, 1\) and gave a ndarray: the action has shape \(2,\)"),
+        ((np.zeros((2, 1)), None), "gave a tuple: "),
+        (None, "gave a NoneType: "),
+        (torch.full((2, 1), torch.nan), "gave a Tensor: the action holds NaN"),
+    ],
+)
+def test_what_is_no_action_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(InvalidValueError, match=said):
+        evaluate(lambda obs: given, TASK, episodes=2, image_size=24, **LOCAL)
+
+
+def test_the_examples_of_the_page_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a model in place of the other library's, which answers as it does, and in shorter episodes."""
+
+    class Model:
+        @classmethod
+        def load(cls, path: str) -> Model:
+            return cls()
+
+        def predict(self, obs: np.ndarray, deterministic: bool = False) -> tuple[np.ndarray, None]:
+            assert deterministic
+            return np.zeros((len(obs), 6)), None
+
+    monkeypatch.setitem(sys.modules, "stable_baselines3", SimpleNamespace(PPO=Model))
+    monkeypatch.setattr(sgqn, "evaluate", partial(evaluate, num_workers=0, renderer="warp", action_repeat=250))
+    section = PAGE.read_text().split("\n## Policies of your own\n")[1].split("\n## ")[0]
+    examples = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", section, re.MULTILINE)
+    assert len(examples) == 2
+    names: dict[str, Any] = {}
+    for example in examples:
+        exec(textwrap.dedent(example), names)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["train", "color_hard", "video_easy", "video_hard"]
+    assert all(re.search(r" \d+ ± \d+ +2 episodes, warp, (none|generated)$", line) for line in lines)
+    assert (names["scores"].episodes, names["scores"].shift) == (2, "video_hard")
 
 
 # ---------------------------------------------------------------- environments that stop

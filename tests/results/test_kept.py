@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,3 +66,59 @@ def test_other_pages_repeat_the_same_numbers() -> None:
             assert f"| {entry['task']} | {' | '.join(both)} |" in readme
         row = " | ".join(own[shift] for shift in listing.SHIFTS)
         assert f"`{entry['name']}` | {entry['steps']:,}, {entry['seed']} | {row} |" in shared
+
+
+# ---------------------------------------------------------------- performance
+
+
+@pytest.fixture
+def performance(at_home: None) -> dict[str, Any]:
+    return runpy.run_path("docs/make_performance.py")
+
+
+def test_the_tables_of_performance_are_made_of_what_is_kept(performance: dict[str, Any]) -> None:
+    text = Path("docs/performance.md").read_text()
+    assert performance["page"](text) == text, "run `python docs/make_performance.py`"
+    emptied = re.sub(r"(?s)(<!-- \w+: made by docs/make_performance.py -->).*?(<!-- end -->)", r"\1\2", text)
+    assert re.findall(r"(?m)^\| (.+?) \|.*\n\|---", emptied) == ["path", "operator"], "a table of no known origin"
+    assert performance["page"](emptied) == text
+
+
+def test_the_kept_kernels_are_those_that_were_printed(performance: dict[str, Any]) -> None:
+    *largest, whole = performance["printed"]("gpu", "Kernels of one SGQN update")
+    kernels = performance["kernels"]()
+    assert len(largest) == 40
+    for row, kernel in zip(largest, kernels[:40], strict=True):
+        assert row["kernel"] == kernel.name[:100].strip()
+        assert float(row["us"]) == pytest.approx(kernel.us, abs=0.051)
+        assert row["launches"] == f"{kernel.launches:.1f}"
+    assert whole["kernel"] == f"all {len(kernels)}"
+    assert float(whole["us"]) == pytest.approx(sum(kernel.us for kernel in kernels), abs=0.1)
+    assert whole["launches"] == f"{sum(kernel.launches for kernel in kernels):.1f}"
+
+
+def test_every_kept_kernel_has_its_group(performance: dict[str, Any]) -> None:
+    group_of, groups = performance["group_of"], performance["KERNELS"]
+    assert {group_of(kernel.name) for kernel in performance["kernels"]()} == set(groups)
+    assert group_of("encoder_forwards") == "others"
+
+
+def test_the_text_repeats_what_was_printed(performance: dict[str, Any]) -> None:
+    printed = Path("docs/performance/gpu.md").read_text()
+    text, readme = (" ".join(Path(name).read_text().split()) for name in ("docs/performance.md", "README.md"))
+    update = re.search(r"update: (\d+) GFLOP in (.+) ms: (\d+) TFLOP/s, (\d+)% .* would take (.+) ms", printed)
+    peaks = re.search(r"8192\^3 (\d+) TFLOP/s, copy of 1 GB (\d+) GB/s", printed)
+    rate = re.search(r"agent steps/s \| (\d+) \|", printed)
+    assert update
+    assert peaks
+    assert rate
+    said = (
+        "{} GFLOP of convolutions and products: at {} ms {} TFLOP/s, {} % of the peak. At the peak it would take {} ms"
+    )
+    assert said.format(*update.groups()) in text
+    assert f"more than the update's {update[2]} ms" in text
+    assert f"An update is at {update[4]} % of what" in text
+    assert f"{peaks[1]} TFLOP/s in a bf16 product of 8192 x 8192 matrices, {int(peaks[2]):,} GB/s in a copy" in text
+    assert f"All {len(performance['kernels']())} are [kept]" in text
+    assert f"{rate[1]} agent steps/s on one NVIDIA H200" in readme
+    assert f"takes {500_000 / int(rate[1]) / 60:.0f} minutes" in readme

@@ -126,7 +126,7 @@ def _one_line(box: str) -> str:
 
 @command("train")
 def train() -> None:
-    """Train an agent, several (`--seeds 0 1 2`), or go on with a run (`--resume RUN`)."""
+    """Train an agent, several (`--seeds 0 1 2`), or go on with a run (`--resume RUN [--steps N]`)."""
 
 
 def _parse_train(args: list[str]) -> Callable[[], None]:
@@ -145,9 +145,9 @@ def _parse_train(args: list[str]) -> Callable[[], None]:
             raise InvalidValueError("--seeds needs at least one number, such as --seeds 0 1 2")
     if options.resume is not None:
         others = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
-        others = [other for other in others if other not in ("--resume", "--quiet")]
+        others = [other for other in others if other not in ("--resume", "--steps", "--quiet")]
         if others:
-            what = f"{', '.join(others)} cannot be changed"
+            what = f"{', '.join(others)} cannot be changed, --steps alone can"
             raise InvalidValueError(f"--resume goes on with the configuration that the run was started with: {what}")
 
     def call() -> None:
@@ -157,7 +157,8 @@ def _parse_train(args: list[str]) -> Callable[[], None]:
         if options.seeds:
             folders = training.train_seeds(config, options.seeds, out, progress)
         elif options.resume is not None:
-            folders = [training.resume(options.resume, progress)]
+            steps = config.steps if _has(args, "--steps") else None
+            folders = [training.resume(options.resume, progress, steps)]
         else:
             folders = [training.train(config, out, progress)]
         for folder in folders:

@@ -119,7 +119,8 @@ class TrainOptions:
     seeds: tuple[int, ...] = ()
     """One run after another, one for each seed; the same command again goes on where it was stopped."""
     resume: Path | None = None
-    """Continue this run from its newest checkpoint, with the configuration it was started with."""
+    """Continue this run from its newest checkpoint, with the configuration it was started with, or to another end:
+    --steps is the one option that may stand beside."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show no progress bar."""
 

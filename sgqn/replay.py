@@ -421,15 +421,21 @@ class Replay:
         prune(folder)
 
     @classmethod
-    def load(cls, folder: str | Path, tag: str = "latest", device: str | torch.device = "cpu") -> Replay:
-        """The replay that `save` wrote; a missing, truncated or altered file is a `DataError` naming it."""
+    def load(
+        cls, folder: str | Path, tag: str = "latest", device: str | torch.device = "cpu", capacity: int = 0
+    ) -> Replay:
+        """The replay that `save` wrote, or a larger one, of `capacity`, with the same transitions in it.
+
+        A missing, truncated or altered file is a `DataError` naming it.
+        """
         folder = Path(folder).resolve()
         path = _manifest_path(folder, tag)
         body = _read_manifest(path)
         try:
             frames, rows = ([_Chunk(**chunk) for chunk in body[key]] for key in ("frames", "rows"))
             dtype = getattr(torch, body["config"]["action_dtype"])
-            replay = cls(**{**body["config"], "action_dtype": dtype, "device": device})
+            size = max(body["config"]["capacity"], capacity)
+            replay = cls(**{**body["config"], "capacity": size, "action_dtype": dtype, "device": device})
             if not _covers(frames, body["first_frame"], body["frame_count"]):
                 raise ValueError("its chunks do not hold all frames")
             if not _covers(rows, body["first_row"], body["row_count"]):

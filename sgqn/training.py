@@ -70,9 +70,14 @@ def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
     return folder
 
 
-def resume(folder: Path, progress: bool = True) -> Path:
-    """Go on with a run from its newest checkpoint, or from its beginning where it has none yet."""
+def resume(folder: Path, progress: bool = True, steps: int | None = None) -> Path:
+    """Go on with a run from its newest checkpoint, or from its beginning where it has none yet.
+
+    With `steps` it ends there, from now on, instead of where it was to end when it was started.
+    """
     config = run.read_config(folder)
+    if steps is not None:
+        config = _with_end(config, steps, _newest_step(folder))
     trainer = Trainer(config, folder, progress)
     try:
         if checkpoint.list_checkpoints(folder):
@@ -83,6 +88,28 @@ def resume(folder: Path, progress: bool = True) -> Path:
     finally:
         trainer.close()
     return folder
+
+
+def _with_end(config: TrainConfig, steps: int, last: int) -> TrainConfig:
+    """The configuration of a run that has come to step `last`, with another end, which lies ahead."""
+    if steps <= last:
+        raise InvalidValueError(f"steps must be above {last}, the last step of this run, not {steps}")
+    config = dataclasses.replace(config, steps=steps)
+    _check_learns(config, last)
+    return config
+
+
+def _check_learns(config: TrainConfig, last: int = 0) -> None:
+    """Refuse what would end before an update is made, by a run that has come to step `last`."""
+    refills = last > 0 and not config.save_replay
+    rows = -(-config.warmup_steps // config.num_envs)
+    first = last * refills + rows * config.num_envs
+    if config.steps <= first:
+        why = "its replay was not kept, and must be filled again" if refills else "actions are random"
+        raise InvalidValueError(
+            f"steps must be above {first}, not {config.steps}, or nothing is learned: "
+            f"{why} for {config.warmup_steps} steps (warmup_steps)"
+        )
 
 
 def train_seeds(config: TrainConfig, seeds: Sequence[int], out: Path, progress: bool = True) -> list[Path]:
@@ -129,9 +156,10 @@ def _check_same(config: TrainConfig, folder: Path) -> None:
     found |= found.pop("settings")
     other = [f"{name} is {found[name]!r}, not {asked[name]!r}" for name in asked if asked[name] != found[name]]
     if other:
-        raise InvalidValueError(
-            f"{folder} holds a run of another configuration ({'; '.join(other)}): choose another --out"
-        )
+        only_longer = len(other) == 1 and asked["steps"] > found["steps"]
+        longer = f"train it longer with `sgqn train --resume {folder} --steps {asked['steps']}`, or "
+        how = f"{longer if only_longer else ''}choose another --out"
+        raise InvalidValueError(f"{folder} holds a run of another configuration ({'; '.join(other)}): {how}")
 
 
 def _newest_step(folder: Path) -> int:
@@ -399,10 +427,13 @@ class Trainer:
         self.step = loaded.step
         self.rewind_logs()
         if loaded.state["replay"]:
-            self.replay = Replay.load(self.folder / run.REPLAY, checkpoint.name(self.step), self.device)
+            tag, capacity = checkpoint.name(self.step), self.replay.capacity  # an earlier end had less
+            self.replay = Replay.load(self.folder / run.REPLAY, tag, self.device, capacity)
         else:
-            logger.warning("the replay was not kept: the run fills a new one before it learns on")
             self.learn_from = self.step + self.config.warmup_steps
+            logger.warning(
+                "the replay was not kept: the run fills a new one and learns on from step %d", self.learn_from
+            )
             self.forgiven = self.step - self.updates
             self.replay = self._empty_replay()
             assert self.obs is not None

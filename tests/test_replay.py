@@ -404,6 +404,32 @@ def test_saved_and_loaded_replays_go_on_alike(tmp_path: Path, compression: int) 
             replay = loaded
 
 
+def test_a_replay_that_is_loaded_larger_goes_on_as_if_it_always_was(tmp_path: Path) -> None:
+    world, small = filled(steps=20, capacity=60)
+    world_too, large = filled(steps=20, capacity=90)
+    small.save(tmp_path)
+    grown = Replay.load(tmp_path, capacity=90)
+    assert grown.config() == large.config()
+    for _ in range(4):
+        assert_same(*(one.sample(50, torch.Generator().manual_seed(1)) for one in (large, grown)))
+        run(world, grown, 8)
+        run(world_too, large, 8)
+    assert len(grown) == 90
+    grown.save(tmp_path)
+    assert_same(everything(Replay.load(tmp_path, capacity=10)), everything(large))
+
+
+def test_a_full_replay_loaded_larger_keeps_what_it_had(tmp_path: Path) -> None:
+    world, replay = filled(steps=100, capacity=60)
+    replay.save(tmp_path)
+    grown = Replay.load(tmp_path, capacity=90)
+    assert_same(everything(grown), everything(replay))
+    run(world, grown, 5)
+    assert len(grown) == 75
+    run(world, grown, 20)
+    assert_equal(everything(grown), world.newest(grown))
+
+
 def test_an_empty_and_a_stopped_replay_can_be_saved(tmp_path: Path) -> None:
     replay = Replay(10, 2, frame_shape=SHAPE)
     replay.save(tmp_path)

@@ -21,7 +21,7 @@ from sgqn.agents import AGENTS, Phase
 from sgqn.cli import main
 from sgqn.config import TrainConfig, preset
 from sgqn.errors import SgqnError
-from sgqn.replay import Batch
+from sgqn.replay import Batch, Replay
 
 MICRO = [
     *("--task", "cartpole-swingup", "--preset", "tiny", "--quiet", "--device", "cpu"),
@@ -141,6 +141,68 @@ def test_a_run_without_its_replay_resumes_and_learns_on(tmp_path: Path, monkeypa
     assert not (folder / run.REPLAY).exists()
     assert main(["train", "--resume", str(folder), "--quiet"]) == 0
     assert list(run.read_lines(folder / run.METRICS))[-1]["step"] == 60
+
+
+# ---- training longer
+
+
+@pytest.mark.parametrize("agent", ["sgqn", "soda"])
+def test_a_run_that_is_trained_longer_is_the_longer_run(agent: str, tmp_path: Path) -> None:
+    """The replay grows with the run, from 32 to 40 and 50 transitions, then forgets the oldest."""
+    whole = micro(tmp_path / "whole", "--agent", agent)
+    folder = micro(tmp_path / "parts", "--agent", agent, "--steps", "31")
+    assert Replay.load(folder / run.REPLAY, checkpoint.find(folder).name).capacity == 32
+    assert main(["train", "--resume", str(folder), "--steps", "40", "--quiet"]) == 0
+    assert checkpoint.find(folder).name == "step_000000040"
+    assert main(["train", f"--resume={folder}", "--steps=60", "--quiet"]) == 0
+    assert_same(whole, folder)
+    assert run.read_config(folder) == run.read_config(whole)
+    assert checkpoint.load(checkpoint.find(folder)).metadata == checkpoint.load(checkpoint.find(whole)).metadata
+
+
+def test_a_new_end_is_kept_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = training.Trainer._iterate
+
+    def iterate(self: training.Trainer) -> None:
+        original(self)
+        if self.step == 46:
+            self._stop = signal.SIGTERM
+
+    folder = micro(tmp_path / "parts", "--steps", "40")
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "_iterate", iterate)
+        assert main(["train", "--resume", str(folder), "--steps", "60", "--quiet"]) == 128 + signal.SIGTERM
+    assert main(["train", "--resume", str(folder), "--quiet"]) == 0
+    assert_same(micro(tmp_path / "whole"), folder)
+
+
+def test_an_end_that_does_not_lie_ahead_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = micro(tmp_path, "--steps", "31")  # two environments: 32 steps are made
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    for steps in ("32", "5"):
+        assert main(["train", "--resume", str(folder), "--steps", steps, "--quiet"]) == 2
+        assert f"steps must be above 32, the last step of this run, not {steps}\n" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_damaged_run_keeps_its_end(tmp_path: Path) -> None:
+    folder = micro(tmp_path, "--steps", "32")
+    (checkpoint.find(folder) / "weights.safetensors").write_bytes(b"")
+    assert main(["train", "--resume", str(folder), "--steps", "60", "--quiet"]) == 2
+    assert run.read_config(folder).steps == 32
+
+
+def test_a_run_without_its_replay_trained_longer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = micro(tmp_path, "--no-save-replay", "--steps", "40")
+    assert main(["train", "--resume", str(folder), "--steps", "60", "--quiet"]) == 2
+    assert "steps must be above 60, not 60, or nothing is learned: its replay was not kept" in capsys.readouterr().err
+    assert run.read_config(folder).steps == 40
+    assert main(["train", "--resume", str(folder), "--steps", "70", "--quiet"]) == 0
+    assert "learns on from step 60" in caplog.text
+    updates = {line["step"]: line["updates"] for line in run.read_lines(folder / run.METRICS)}
+    assert [updates[step] for step in (40, 50, 60, 70)] == [38, 38, 38, 66]
 
 
 def test_sigterm_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -309,6 +371,9 @@ def test_a_queue_goes_on_where_it_was_stopped(
     assert "steps is 60, not 80" in error
     assert "rho is 0.98, not 0.9" in error
     assert "seed" not in error.replace("seeds", "")
+    assert "--resume" not in error
+    assert main([*command, "--steps", "80"]) == 2
+    assert f"`sgqn train --resume {folder / '0'} --steps 80`" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 

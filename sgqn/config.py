@@ -13,7 +13,7 @@ import tyro
 
 import sgqn
 from sgqn.agents.settings import AgentSettings
-from sgqn.envs.tasks import RENDERERS, SHIFTS, find_task
+from sgqn.envs.tasks import RENDERERS, SHIFTS, check_seed, find_task
 from sgqn.errors import DataError, InvalidValueError, UnknownNameError
 from sgqn.fast.paths import PATHS, PRECISIONS
 
@@ -82,8 +82,7 @@ class TrainConfig:
         for name in (*positive, "pictures", "pictures_renewed_every", "keep_checkpoints", "evaluate_episodes"):
             if getattr(self, name) < 1:
                 raise InvalidValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
-        if self.seed < 0:
-            raise InvalidValueError(f"seed must be 0 or more, not {self.seed!r}")
+        check_seed(self.seed)
         if self.image_size % 4 or self.image_size < 16:
             raise InvalidValueError(f"image_size must be a multiple of 4 from 16 on, not {self.image_size!r}")
 

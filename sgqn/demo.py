@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from sgqn import attribution, pretrained, saliency
-from sgqn.envs.tasks import check_shift
+from sgqn.envs.tasks import check_seed, check_shift
 from sgqn.errors import InvalidValueError
 from sgqn.explain import AT_ONCE, PERCENTILE, Episode, Report, Subject, attribute, grey, inferno, overlaid, play
 from sgqn.files import write_atomically
@@ -128,8 +128,7 @@ def _check(out: Path, shift: str, steps: int | None, seed: int) -> None:
         raise InvalidValueError(f"{out} is not a folder: choose another --out")
     if steps is not None and steps < 1:
         raise InvalidValueError(f"steps must be at least 1, not {steps}")
-    if seed < 0:
-        raise InvalidValueError(f"seed must be 0 or more, not {seed}")
+    check_seed(seed)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from sgqn import run as runs
 from sgqn.agents.base import Agent
 from sgqn.config import versions
 from sgqn.envs.simulation import check_action
-from sgqn.envs.tasks import check_renderer, check_shift, find_task
+from sgqn.envs.tasks import check_renderer, check_seed, check_shift, find_task
 from sgqn.envs.vector import PixelVectorEnv, make_vec
 from sgqn.envs.warp import num_cores
 from sgqn.errors import DataError, InvalidValueError
@@ -231,8 +231,7 @@ def _check_fit(agent: Agent, task: str, action_dim: int) -> None:
 def _check(episodes: int, seed: int) -> None:
     if episodes < 1:
         raise InvalidValueError(f"episodes must be at least 1, not {episodes!r}")
-    if seed < 0:
-        raise InvalidValueError(f"seed must be 0 or more, not {seed!r}")
+    check_seed(seed)
 
 
 def _check_writable(log: Path) -> None:

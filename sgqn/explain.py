@@ -22,7 +22,7 @@ from sgqn.augmentations import center_crop
 from sgqn.config import TrainConfig
 from sgqn.data import written_atomically
 from sgqn.envs.env import make
-from sgqn.envs.tasks import check_shift
+from sgqn.envs.tasks import check_seed, check_shift
 from sgqn.errors import InvalidValueError
 from sgqn.saliency import q_of
 
@@ -112,8 +112,7 @@ def _check(
             raise InvalidValueError(f"rho must lie in [0, 1), not {rho}: 0.95 keeps one pixel in twenty")
     if frames is not None and frames < 1:
         raise InvalidValueError(f"frames must be at least 1, not {frames}")
-    if seed < 0:
-        raise InvalidValueError(f"seed must be 0 or more, not {seed}")
+    check_seed(seed)
 
 
 # Agents and what they see

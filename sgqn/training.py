@@ -58,6 +58,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
     """Start the run of `config` in `out/<task>/<agent>/<seed>` and train it to its end."""
     find_agent(config.agent)
     attribution.check(config.settings.attribution)
+    _check_learns(config)
     path = path_of(config)
     folder = run.folder_of(config, out)
     if (folder / run.CONFIG).exists():

@@ -410,7 +410,7 @@ def test_evaluate_records_what_it_found(folder: Path, capsys: pytest.CaptureFixt
         (["--renderer", "vulkan"], "unknown renderer 'vulkan'"),
         (["--episodes", "0"], "episodes must be at least 1, not 0"),
         (["--episodes", "many"], "many"),
-        (["--seed", "-1"], "seed must be 0 or more, not -1"),
+        (["--seed", "-1"], "seed must be a whole number from 0 on, not -1"),
         (["--device", "gpu"], "'gpu'"),
     ],
 )

@@ -260,6 +260,10 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(
         (["--task", "walker-wlk"], "walker-walk"),
         (["--agent", "sgqnn"], "'sgqn'"),
         (["--steps", "0"], "steps"),
+        (["--steps", "20"], "steps must be above 20, not 20, or nothing is learned: actions are random for 20 steps"),
+        (["--steps", "24", "--num-envs", "16"], "steps must be above 32, not 24"),
+        (["--steps", "5", "--seeds", "0", "1"], "steps must be above 20, not 5"),
+        (["--seed", "-1"], "seed must be a whole number from 0 on, not -1"),
         (["--rho", "1.5"], "rho"),
         (["--evaluate-shifts", "video"], "video_easy"),
         (["--device", "tpu"], "tpu"),
@@ -324,7 +328,7 @@ def test_configurations_from_before_the_paths_are_read(tmp_path: Path) -> None:
 
 def test_the_path_in_use_is_said_and_written_anew_on_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loud = [argument for argument in MICRO if argument != "--quiet"]
-    assert main(["train", *loud, "--steps", "10", "--out", str(tmp_path)]) == 0
+    assert main(["train", *loud, "--steps", "22", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().err.count("CPU: fp32, eager updates") == 1
     folder = next(tmp_path.glob("*/*/*"))
     run.write_config(folder, run.read_config(folder), {"device": "another"})

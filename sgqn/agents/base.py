@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -90,8 +91,10 @@ class Agent(nn.Module):
     def predict_mask(self, obs: Array, action: Array) -> Array:
         """The decoder's guess of the attribution mask, in [0, 1], like `obs`; no backward pass."""
         batch, single = self._as_batch(obs)
-        given = torch.as_tensor(action, device=batch.device, dtype=torch.float32)
-        actions: Tensor = given[None] if single else given
+        given = torch.as_tensor(action, dtype=torch.float32)
+        if given.device.type == "cpu" and not given.isfinite().all():  # of a GPU's, the host would have to wait
+            raise InvalidValueError(f"actions must be finite numbers, not {given.tolist()}")
+        actions: Tensor = (given[None] if single else given).to(batch.device)
         if actions.shape != (len(batch), self.spec.action_dim):
             raise InvalidValueError(f"{len(batch)} actions of {self.spec.action_dim} numbers, not {(*actions.shape,)}")
         mask = self.mask_probabilities(batch, actions)
@@ -106,11 +109,13 @@ class Agent(nn.Module):
         shape = (self.spec.channels, self.spec.render_size, self.spec.render_size)
         if tensor.ndim not in (3, 4) or tensor.shape[-3:] != shape:
             raise InvalidValueError(f"this agent sees observations {shape} or a batch of them, not {(*tensor.shape,)}")
-        if tensor.is_floating_point() and tensor.numel() > 0 and 0 < (brightest := float(tensor.max())) <= 1:
-            raise InvalidValueError(
-                f"observations are bytes, 0 to 255, and the brightest of these {tensor.dtype} is {brightest:g}: "
-                "pass them as the environment gives them, or multiply by 255"
-            )
+        if tensor.is_floating_point() and tensor.numel() > 0:
+            brightest = float(tensor.max())
+            if 0 < brightest <= 1 or not math.isfinite(brightest):
+                raise InvalidValueError(
+                    f"observations are bytes, 0 to 255, and the brightest of these {tensor.dtype} is {brightest:g}: "
+                    "pass them as the environment gives them" + ", or multiply by 255" * (brightest <= 1)
+                )
         return (tensor[None], True) if tensor.ndim == 3 else (tensor, False)
 
     @staticmethod

@@ -12,8 +12,8 @@ from sgqn.envs.pixels import Pixels
 from sgqn.envs.shifts import find_shift
 from sgqn.envs.simulation import check_action
 from sgqn.envs.stage import LocalStage, choose_renderer
-from sgqn.envs.tasks import check_shift, find_task
-from sgqn.errors import InvalidValueError, SgqnError
+from sgqn.envs.tasks import check_seed, check_shift, find_task
+from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
 
 
 class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -44,6 +44,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self.task = find_task(task, action_repeat)
         self.shift = check_shift(shift)
         check_sizes(image_size, frame_stack)
+        self._seed, self._episode = check_seed(seed), -1
         self.render_mode = render_mode
         device = torch.device("cpu")
         renderer = choose_renderer(renderer)
@@ -52,16 +53,15 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self.observation_space = gymnasium.spaces.Box(0, 255, (3 * frame_stack, image_size, image_size), dtype=np.uint8)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (self._stage.action_dim,), dtype=np.float32)
         self.metadata = describe(self.metadata, renderer, self._pixels.source, self._stage.agent_step_seconds)
-        self._seed, self._episode = seed, -1
         self._running = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        if seed is not None:
-            self._seed, self._episode = seed, -1
-        self._episode = read_episode(options, default=self._episode + 1)
+        new_seed = self._seed if seed is None else check_seed(seed)
+        episode = read_episode(options, default=self._episode + 1 if seed is None else 0)
+        super().reset(seed=None if seed is None else new_seed)
+        self._seed, self._episode = new_seed, episode
         self._stage.reset([0], self._seed, [self._episode])
         frames = self._stage.frames()
         self._pixels.start([0], [self._episode], frames, self._stage.masks())
@@ -116,6 +116,9 @@ def describe(metadata: dict[str, Any], renderer: str, source: str, step_seconds:
 
 def read_episode(options: dict[str, Any] | None, default: int) -> int:
     """The episode that `reset`'s options ask for."""
+    for name in options or {}:
+        if name != "episode":
+            raise UnknownNameError("option of reset", name, ("episode",))
     episode = (options or {}).get("episode", default)
     if not isinstance(episode, int | np.integer) or episode < 0:
         raise InvalidValueError(f"options['episode'] must be a whole number from 0 on, not {episode!r}")

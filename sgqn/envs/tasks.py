@@ -6,6 +6,8 @@ The list is written out so that importing it costs nothing; a test holds it agai
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
+from typing import SupportsInt
 
 from sgqn.errors import InvalidValueError, UnknownNameError
 
@@ -77,6 +79,12 @@ def check_shift(shift: str) -> str:
     if shift not in SHIFTS:
         raise UnknownNameError("shift", shift, SHIFTS)
     return shift
+
+
+def check_seed(seed: SupportsInt) -> int:
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
+        raise InvalidValueError(f"seed must be a whole number from 0 on, not {seed!r}")
+    return int(seed)
 
 
 def check_renderer(renderer: str) -> str:

@@ -16,7 +16,7 @@ from sgqn.envs.pixels import Pixels
 from sgqn.envs.shifts import find_shift
 from sgqn.envs.simulation import check_action
 from sgqn.envs.stage import LocalStage, Stage, choose_renderer
-from sgqn.envs.tasks import check_shift, find_task
+from sgqn.envs.tasks import check_seed, check_shift, find_task
 from sgqn.envs.workers import WorkerStage
 from sgqn.errors import InvalidValueError, SgqnError
 
@@ -59,6 +59,7 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.task = find_task(task, action_repeat)
         self.shift = check_shift(shift)
         check_sizes(image_size, frame_stack)
+        self._seed = check_seed(seed)
         self._as_numpy = device is None
         on = check_device(device or "cpu")
         renderer = choose_renderer(renderer)
@@ -77,7 +78,6 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = describe(self.metadata, renderer, self._pixels.source, self._stage.agent_step_seconds)
         self.action_dim = self._stage.action_dim
-        self._seed = seed
         self._episodes: list[int] = []
         self._num_episodes = num_episodes
         self._resting = np.zeros(num_envs, dtype=bool)
@@ -91,14 +91,13 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise InvalidValueError(
                 f"seed must be one number, not {seed!r}: the environments share the episodes of one seed"
             )
-        if seed is not None:
-            self._seed, self._next_first = int(seed), 0
-        first = read_episode(options, default=self._next_first)
+        new_seed = self._seed if seed is None else check_seed(seed)
+        first = read_episode(options, default=self._next_first if seed is None else 0)
         if self._num_episodes is not None and first + self.num_envs > self._num_episodes:
             raise InvalidValueError(
                 f"no {self.num_envs} episodes are left from {first} on: there are {self._num_episodes}"
             )
-        self._episodes = [first + world for world in range(self.num_envs)]
+        self._seed, self._episodes = new_seed, [first + world for world in range(self.num_envs)]
         self._resting[:] = False
         self._next_first = first + self.num_envs
         self._start(list(range(self.num_envs)))

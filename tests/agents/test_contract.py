@@ -236,6 +236,10 @@ def test_observations_from_0_to_1_are_refused():
     with pytest.raises(InvalidValueError, match=r"0 to 255.*float32"):
         agent.act(obs)
     assert agent.act((obs * 255).byte()).shape == (2, agent.spec.action_dim)
+    obs[1, 0, 0, 0] = float("nan")
+    for broken, value in ((255 * obs, "nan"), (255 * obs.nan_to_num(float("inf")).numpy(), "inf")):
+        with pytest.raises(InvalidValueError, match=f"float32 is {value}"):
+            agent.act(broken)
 
 
 @every_agent
@@ -272,6 +276,17 @@ def test_predicted_masks_look_like_the_observation(name):
         agent.predict_mask(batch.obs, batch.action[:5])
     with pytest.raises(InvalidValueError, match="this agent sees"):
         agent.predict_mask(batch.obs[:, :6], batch.action)
+    for number in ("nan", "inf"):
+        with pytest.raises(InvalidValueError, match=rf"actions must be finite numbers, not \[{number}, 0\.0\]"):
+            agent.predict_mask(batch.obs[0].numpy(), np.array([float(number), 0]))
+
+
+@every_agent
+def test_acting_on_bytes_never_waits_for_the_device(name):
+    agent = small(name)
+    obs = batch_for(agent).obs
+    with NoSync():
+        agent.act(obs, deterministic=False)
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"sgqn", "sac_selfsup"}))

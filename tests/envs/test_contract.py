@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from itertools import pairwise
 
@@ -171,6 +172,31 @@ def test_episode_k_does_not_depend_on_what_ran_before() -> None:
     with pytest.raises(sgqn.InvalidValueError, match="-1"):
         env.reset(options={"episode": -1})
     env.close()
+
+
+@pytest.mark.parametrize("seed", ["a", "0", 1.0, -1, True, None, [1], np.int64(-2)])
+def test_seeds_that_are_none_are_refused(seed: object) -> None:
+    quoted = re.escape(f"seed must be a whole number from 0 on, not {seed!r}")
+    with pytest.raises(sgqn.InvalidValueError, match=quoted):
+        sgqn.make("cartpole-swingup", renderer="warp", seed=seed)  # type: ignore[arg-type]
+    with pytest.raises(sgqn.InvalidValueError, match=quoted):
+        sgqn.make_vec("cartpole-swingup", 2, renderer="warp", num_workers=0, seed=seed)  # type: ignore[arg-type]
+
+
+def test_a_reset_that_is_refused_changes_nothing() -> None:
+    env = sgqn.make("cartpole-swingup", renderer="warp", seed=np.int64(3))
+    envs = sgqn.make_vec("cartpole-swingup", 2, renderer="warp", num_workers=0, seed=3)
+    for one in (env, envs):
+        before, _ = one.reset()
+        for seed in ("a", 1.5, -1):
+            with pytest.raises(sgqn.InvalidValueError, match=re.escape(f"not {seed!r}")):
+                one.reset(seed=seed)
+        with pytest.raises(sgqn.UnknownNameError, match="unknown option of reset 'epsiode': did you mean 'episode'"):
+            one.reset(seed=4, options={"epsiode": 7})
+        again, info = one.reset(options={"episode": 0})
+        assert np.array_equal(again, before)
+        assert np.array_equal(info["episode"], 0 if one is env else [0, 1])
+        one.close()
 
 
 def test_gymnasium_makes_them_by_name() -> None:

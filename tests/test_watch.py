@@ -601,6 +601,32 @@ def test_every_method_works_beside_the_simulation(folder: Path) -> None:
             assert picture(look["attribution"]).std() > 0
 
 
+def test_only_methods_that_can_run_are_offered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def methods() -> list[str]:
+        session = Session(START)
+        Player(folder, session, Looker(session), "warp").close()
+        offered: list[str] = session.news(0, 0)[1]["run"]["methods"]
+        return offered
+
+    def announced() -> list[str]:
+        said: list[str] = []
+        with Server(Session(START)) as made:
+            watch._announce(FakePlayer(), made, said.append)  # type: ignore[arg-type]
+        return said
+
+    assert methods() == list(attribution.METHODS)
+    assert "Captum" not in "".join(announced())
+    monkeypatch.setitem(sys.modules, "captum", None)
+    assert methods() == ["gradient", "guided_backprop", "smoothgrad", "rise"]
+    missing = "no grad_cam, guided_grad_cam, integrated_gradients, occlusion: pip install 'sgqn[explain]'"
+    assert missing in announced()[0]
+    with serving(Session(START)) as made:
+        assert "needs Captum" in refused(made, 400, "POST", "/control", {"method": "occlusion"})
+        assert ask(made, "POST", "/control", {"method": "rise"})[0] == 200
+    with pytest.raises(SgqnError, match="needs Captum"):
+        watch.watch(folder, method="grad_cam", port=0, browser=False)
+
+
 # ---------------------------------------------------------------- learning curves
 
 
@@ -677,10 +703,11 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert "RUN" in fails(capsys, "watch")
 
 
-def test_others_are_warned_of() -> None:
-    class FakePlayer:
-        subject = explain.Subject(None, run.TrainConfig(), 5)  # type: ignore[arg-type]
+class FakePlayer:
+    subject = explain.Subject(None, run.TrainConfig(), 5)  # type: ignore[arg-type]
 
+
+def test_others_are_warned_of() -> None:
     said: list[str] = []
     with Server(Session(START), "0.0.0.0") as made:
         watch._announce(FakePlayer(), made, said.append)  # type: ignore[arg-type]

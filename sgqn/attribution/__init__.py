@@ -20,7 +20,7 @@ from sgqn.attribution.mask import Mask, fill, quantile_mask, share, sign_agreeme
 from sgqn.attribution.occlusion import occlusion
 from sgqn.attribution.rise import rise
 from sgqn.attribution.smoothgrad import smoothgrad
-from sgqn.errors import UnknownNameError
+from sgqn.errors import SgqnError, UnknownNameError
 
 METHODS: dict[str, Attribution] = {
     "gradient": gradient,
@@ -50,6 +50,15 @@ def check(name: str) -> None:
         captum()
 
 
+def available() -> list[str]:
+    """The names of the methods that can run here: without Captum, not those that are made of it."""
+    try:
+        captum()
+    except SgqnError:
+        return [name for name in METHODS if name not in OF_CAPTUM]
+    return list(METHODS)
+
+
 __all__ = [
     "METHODS",
     "OF_CAPTUM",
@@ -57,6 +66,7 @@ __all__ = [
     "Mask",
     "OnStep",
     "QFunction",
+    "available",
     "check",
     "differentiable",
     "fill",

@@ -105,7 +105,7 @@ def record(
     for shift in shifts:
         check_shift(shift)
     for method in methods:
-        attribution.get(method)
+        attribution.check(method)
     if rho is not None and not 0 <= rho < 1:
         raise InvalidValueError(f"rho must lie in [0, 1), not {rho}: 0.95 keeps one pixel in twenty")
     agent, config, step, home = folders.load(path, device)

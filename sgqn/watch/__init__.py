@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from sgqn import attribution
 from sgqn import run as runs
 from sgqn.errors import Interrupted
 from sgqn.signals import asked_to_stop
@@ -77,6 +78,10 @@ def _at_work(session: Session, *threads: threading.Thread) -> Iterator[None]:
 def _announce(player: Player, server: Server, say: Callable[[str], object]) -> None:
     if not server.loopback:
         say(f"warning: everyone who can reach this machine at port {server.port} can watch and change what is shown")
+    if missing := [name for name in attribution.METHODS if name not in attribution.available()]:
+        say(
+            f"without Captum there is no {', '.join(missing)}: pip install 'sgqn[explain]', or captum itself, adds them"
+        )
     say(f"{player.subject.name}, on {player.subject.config.task}: {server.url}")
     say("Ctrl-C ends it")
 

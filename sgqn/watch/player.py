@@ -165,7 +165,7 @@ class Player:
                 "seed": config.seed,
                 "step": self.subject.step,
                 "shifts": SHIFTS,
-                "methods": list(attribution.METHODS),
+                "methods": attribution.available(),
             },
         )
 

@@ -37,7 +37,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_shift(_of_kind("shift", self.shift, str))
-        attribution.get(_of_kind("method", self.method, str))
+        attribution.check(_of_kind("method", self.method, str))
         if not 0 <= _of_kind("rho", self.rho, (int, float)) < 1:
             raise InvalidValueError(f"rho must lie in [0, 1), not {self.rho}: 0.95 keeps one pixel in twenty")
         for name in ("seed", "episode"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_the_command_measures_what_the_library_does_and_keeps_it(
 
 
 def test_bad_input_is_one_line_and_records_nothing(
-    brief: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    brief: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = lines_of(brief)
 
@@ -88,6 +89,8 @@ def test_bad_input_is_one_line_and_records_nothing(
     assert "no such folder" in says(str(tmp_path / "none"))
     run = write_tiny(tmp_path / "run", tiny("sac"), with_checkpoint=False)
     assert "no checkpoint" in says(str(run))
+    monkeypatch.setitem(sys.modules, "captum", None)
+    assert "needs Captum" in says(str(brief), "--method", "gradient", "grad_cam")
 
 
 def test_a_report_measures_what_is_missing_once(brief: Path, tmp_path: Path) -> None:

@@ -26,10 +26,13 @@ class TrainConfig:
     """One training run. Steps are agent steps: one action, `action_repeat` control steps, one update."""
 
     task: str = "walker-walk"
+    """A task of dm_control as domain-task, such as walker-walk or ball_in_cup-catch."""
     agent: str = "sgqn"
     """sac, drq, rad, soda, svea, svea_soda, sgqn, sac_consistency or sac_selfsup."""
     seed: int = 0
+    """Of networks, environments and everything else that is drawn; it names the run's folder."""
     steps: int = 500_000
+    """Agent steps at which the run ends, those of all environments together."""
     num_envs: int = 16
     """Environments stepped together; updates per agent step stay one, whatever their number."""
     warmup_steps: int = 1000
@@ -37,11 +40,13 @@ class TrainConfig:
     action_repeat: int | None = None
     """Control steps an action lasts; the paper's of the task if not given."""
     image_size: int = 84
+    """Width and height of what the networks see, in pixels."""
     frame_stack: int = 3
+    """Frames in one observation."""
     renderer: str = "warp"
     """warp, gl or auto. Agents trained on Warp's pictures act as well in OpenGL's."""
     device: str = "auto"
-    """auto takes a GPU where there is one."""
+    """Where everything is computed: cpu, cuda or cuda:1; auto takes a GPU where there is one."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16 multiplies in bfloat16 and keeps weights in float32; auto does so on GPUs that can."""
     path: Literal["auto", "eager", "captured", "cudnn", "kernels"] = "auto"
@@ -49,19 +54,26 @@ class TrainConfig:
     neither. auto: the fastest."""
 
     replay_capacity: int = 500_000
+    """Transitions that are kept to learn from, the newest."""
     pictures: int = 4096
     """Random crops held for the overlay; as many are renewed over every `pictures_renewed_every` steps."""
     pictures_renewed_every: int = 50_000
+    """Steps in which all pictures of the overlay are renewed, a sixteenth at a time."""
 
     log_every: int = 1000
+    """Steps between two lines of metrics."""
     images_every: int = 50_000
     """Steps between pictures of observation, mask and predicted mask in TensorBoard; 0 for none."""
     evaluate_every: int = 50_000
-    """0 for no evaluation during training."""
+    """Steps between two evaluations; 0 for none during training."""
     evaluate_episodes: int = 5
+    """Episodes of each evaluation, in each shift."""
     evaluate_shifts: tuple[str, ...] = ("train", "video_easy", "video_hard")
+    """Where the agent is evaluated: train, color_easy, color_hard, video_easy, video_hard."""
     checkpoint_every: int = 50_000
+    """Steps between two checkpoints; there is one at the end too."""
     keep_checkpoints: int = 2
+    """How many checkpoints are kept, the newest."""
     save_replay: bool = True
     """Keep the replay with the newest checkpoint, so that a resumed run goes on bit for bit."""
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +17,9 @@ from PIL import Image
 
 import sgqn
 from sgqn import cli, data
+from sgqn.agents import AgentSettings
 from sgqn.cli import main
+from sgqn.config import TrainConfig, TrainOptions
 from sgqn.errors import InvalidValueError
 from tests.test_data import write_clip, write_colors, write_image
 
@@ -63,6 +68,53 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
             main([*name.split(), "--help"])
         assert stop.value.code == 0
         assert f"usage: sgqn {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_option_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    texts = option_texts(capsys.readouterr().out)
+    assert "-h, --help" in texts
+    options = inspect.signature(cli.COMMANDS[name]).parameters if name != "train" else config_fields()
+    assert len(texts) == 1 + len(options)
+    assert [option for option, text in texts.items() if not text] == []
+
+
+def option_texts(page: str) -> dict[str, str]:
+    """What a page of help says about each option, defaults left out."""
+    texts: dict[str, str] = {}
+    option = ""
+    for line in page.splitlines():
+        if line[:2] in ("│ ", "  ") and line.strip(" │"):  # in a box, or on a terminal that has none
+            name, _, text = line[2:].rstrip(" │").partition("  ")
+            option = name or option  # a line that is indented goes on with the option before
+            texts[option] = " ".join((texts.get(option, "") + " " + text).split())
+    options = [name for name in texts if re.match(r"--?[a-z]|\{", name) or name.isupper()]  # not a box's heading
+    return {option: re.sub(r"\((required|default: .*)\)$", "", texts[option]).strip() for option in options}
+
+
+def config_fields() -> list[str]:
+    """The options of `sgqn train`: the fields of its nested configuration."""
+    nested = {"config": TrainConfig, "settings": AgentSettings}
+    fields = [field.name for kind in (TrainOptions, *nested.values()) for field in dataclasses.fields(kind)]
+    return [name for name in fields if name not in nested]
+
+
+def test_an_option_without_help_is_found(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(told: int = 1, an_option_with_a_name_so_long_that_it_has_a_line: int = 2, untold: int = 3) -> None:
+        """Do it.
+
+        Args:
+            told: What it is (or was).
+            an_option_with_a_name_so_long_that_it_has_a_line: Told, too.
+        """
+
+    monkeypatch.setitem(cli.COMMANDS, "command", command)
+    with pytest.raises(SystemExit):
+        main(["command", "--help"])
+    _, *texts = option_texts(capsys.readouterr().out).values()
+    assert texts == ["What it is (or was).", "Told, too.", ""]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

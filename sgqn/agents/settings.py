@@ -18,25 +18,36 @@ class AgentSettings:
     # ---- networks
 
     encoder_layers: int = 11
+    """Convolutions of the encoder."""
     encoder_filters: int = 32
+    """Filters of each of them, and of M_theta's input."""
     embedding_dim: int = 100
+    """Numbers that actor and critic each make of the encoder's features."""
     hidden_dim: int = 1024
+    """Units of the two hidden layers of actor and critics."""
     decoder_filters: tuple[int, int] = (128, 64)
     """Filters of M_theta's two convolutions. The paper's text says (64, 64)."""
 
     # ---- SAC
 
     batch_size: int = 128
+    """Transitions in one update."""
     discount: float = 0.99
+    """Gamma, of the rewards of later steps."""
     learning_rate: float = 1e-3
     """Of actor and critic."""
     temperature_learning_rate: float = 1e-4
+    """Of the temperature, SAC's weight of entropy."""
     initial_temperature: float = 0.1
+    """Where the temperature begins."""
     encoder_tau: float = 0.05
+    """Share by which the target's encoder and projection move to the critic's."""
     critic_tau: float = 0.01
+    """The same for the target's Q heads."""
     actor_every: int = 2
     """Updates between two steps of actor and temperature; 1 in the paper's pseudo-code."""
     targets_every: int = 2
+    """Updates between two moves of the target networks."""
     actor_trains_encoder: bool = False
     """Let the actor's loss reach the convolutions. The authors stop it there; the paper draws one shared network."""
 
@@ -48,19 +59,25 @@ class AgentSettings:
     # ---- SVEA
 
     svea_alpha: float = 0.5
+    """Weight of the critic's loss on clean pictures."""
     svea_beta: float = 0.5
+    """Weight of its loss on augmented ones."""
 
     # ---- auxiliary steps: SGQN's mask prediction, SODA's consistency
 
     augmentation: Literal["overlay", "random_conv"] = "overlay"
+    """The strong augmentation: other pictures laid over, or a random convolution."""
     auxiliary_every: int = 2
+    """Updates between two auxiliary steps."""
     auxiliary_learning_rate: float = 3e-4
+    """Of SGQN's mask prediction."""
 
     # ---- SGQN
 
     rho: float = 0.95
     """Quantile of the attribution below which pixels are masked; 0.98 for cartpole and ball in cup."""
     attribution: str = "guided_backprop"
+    """gradient, guided_backprop, grad_cam, guided_grad_cam, integrated_gradients, smoothgrad, occlusion or rise."""
     attribution_target: Literal["q1", "mean"] = "q1"
     """What is attributed: the first critic (authors), or the mean of both."""
     mask: Literal["quantile", "soft"] = "quantile"
@@ -68,15 +85,18 @@ class AgentSettings:
     mask_fill: Literal["random", "zero"] = "random"
     """Masked pixels become one random value per batch (authors) or zero (the paper's s ⊙ M)."""
     consistency_weight: float = 0.5
-    """Lambda; the paper gives no value."""
+    """Lambda, of the loss between values of the whole and of the masked picture; the paper gives no value."""
     recompute_attribution: bool = True
     """Attribute anew after the critic step for the auxiliary step, or predict the critic step's mask."""
 
     # ---- SODA
 
     soda_batch_size: int = 256
+    """Transitions of SODA's auxiliary step."""
     soda_tau: float = 0.005
+    """Share by which its slow network moves."""
     soda_learning_rate: float = 1e-3
+    """Of SODA's auxiliary step."""
 
     def __post_init__(self) -> None:
         attribution.get(self.attribution)

@@ -184,8 +184,7 @@ def record(
                 on_step(shift, done, total)
 
         start = time.monotonic()
-        repeat = config.action_repeat
-        result = evaluate(agent, config.task, shift, episodes, seed, renderer, action_repeat=repeat, on_step=say)
+        result = evaluate(agent, config.task, shift, episodes, seed, renderer, on_step=say)
         seconds = round(time.monotonic() - start, 1)
         lines.append({"step": step, **result.to_dict(), "seconds": seconds, "versions": versions()})
         if home is not None:

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from sgqn import checkpoint, pretrained
-from sgqn.agents import Agent, Spec, build_agent, find_agent
+from sgqn.agents import Agent, Spec, find_agent
 from sgqn.config import TrainConfig, versions
-from sgqn.envs.vector import check_device
 from sgqn.errors import DataError, SgqnError
 from sgqn.files import write_atomically
 from sgqn.pretrained import package
+from sgqn.trained import trained_agent
 
 CONFIG, METRICS, EVALUATIONS, REPLAY = "config.json", "metrics.jsonl", "evaluations.jsonl", "replay"
 SALIENCY = "saliency.jsonl"
@@ -93,14 +93,7 @@ def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
         spec = spec_of(config, int(loaded.metadata["action_dim"]))
     except KeyError as error:
         raise DataError(f"{folder} was not written by a training run: it has no {error}") from error
-    agent = build_agent(config.agent, spec, config.settings, seed=config.seed, device=check_device(device))
-    try:
-        agent.load_state_dict(loaded.weights)
-    except RuntimeError as error:
-        raise DataError(f"{folder}: the weights do not fit the configuration: {str(error).splitlines()[0]}") from error
-    agent.eval()
-    agent.task, agent.action_repeat = config.task, config.action_repeat
-    return agent
+    return trained_agent(config, spec, lambda fresh: loaded.weights, folder, device)
 
 
 def find(path: str | Path) -> Path:

@@ -134,6 +134,12 @@ def test_a_loaded_agent_keeps_its_action_repeat(agent: Agent) -> None:
     assert agent.task == TASK
 
 
+def test_a_recorded_agent_keeps_its_action_repeat(folder: Path) -> None:
+    steps: list[int] = []
+    evaluation.record(folder, ["train"], 1, renderer="warp", on_step=lambda shift, done, total: steps.append(total))
+    assert set(steps) == {STEPS}
+
+
 def test_what_cannot_play_is_refused(agent: Agent) -> None:
     with pytest.raises(InvalidValueError, match=r"trained on cartpole-swingup.*1 numbers: walker-walk takes 6"):
         evaluate(agent, "walker-walk", episodes=1, num_workers=0, renderer="warp")

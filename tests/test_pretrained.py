@@ -109,6 +109,23 @@ def test_the_loaded_weights_are_the_trained_ones_rounded_to_half(trained: dict[s
     assert {tensor.dtype for tensor in stored.values() if tensor.ndim < 2} == {torch.float32}
 
 
+def test_both_know_what_they_were_trained_on_and_are_ready_to_act(trained: dict[str, Path], packaged: Path) -> None:
+    for folder in (trained["sgqn"], packaged):
+        agent = sgqn.load_agent(folder)
+        assert (agent.task, agent.action_repeat, agent.training) == ("cartpole-swingup", 50, False)
+
+
+def test_weights_that_do_not_fit_are_told_of_both(trained: dict[str, Path], packaged: Path, tmp_path: Path) -> None:
+    loaded = checkpoint.load(checkpoint.find(trained["sgqn"]))
+    other = {**loaded.weights, "stranger": torch.zeros(1)}
+    checkpoint.save(tmp_path, 1, weights=other, state={}, metadata=loaded.metadata)
+    with pytest.raises(DataError, match="step_000000001: the weights do not fit the configuration"):
+        sgqn.load_agent(tmp_path)
+    packed = package.read(packaged)
+    with pytest.raises(DataError, match="sgqn: the weights do not fit the configuration"):
+        dataclasses.replace(packed, weights={**packed.weights, "stranger": torch.zeros(1)}).build()
+
+
 def test_it_acts_looks_and_predicts_as_the_trained_one(trained: dict[str, Path], packaged: Path) -> None:
     subject = explain.Subject.load(trained["sgqn"])
     other = explain.Subject.load("pretrained:cartpole-swingup")

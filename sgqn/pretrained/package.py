@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,10 +24,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sgqn.agents import Agent, Spec, build_agent
+from sgqn.agents import Agent, Spec
 from sgqn.config import TrainConfig
-from sgqn.envs.vector import check_device
 from sgqn.errors import DataError, SgqnError
+from sgqn.trained import trained_agent
 
 FORMAT = 1
 WEIGHTS, ABOUT, CARD = "weights.safetensors", "agent.json", "README.md"
@@ -55,16 +56,7 @@ class Package:
 
     def build(self, device: str | torch.device = "cpu") -> Agent:
         """The agent, in single precision, ready to act."""
-        config = self.config
-        agent = build_agent(config.agent, self.spec, config.settings, seed=config.seed, device=check_device(device))
-        try:
-            agent.load_state_dict(completed(unpacked(self.weights), agent.state_dict()))
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"{self.origin}: the weights do not fit the configuration: {reason}") from error
-        agent.eval()
-        agent.task, agent.action_repeat = config.task, config.action_repeat
-        return agent
+        return trained_agent(self.config, self.spec, partial(completed, unpacked(self.weights)), self.origin, device)
 
     def files(self, card: str) -> dict[str, bytes | str]:
         """The folder's files."""

@@ -129,7 +129,6 @@ def record(
                 every=every,
                 curves=curves,
                 num_workers=0 if episodes <= 2 else None,
-                action_repeat=config.action_repeat,
                 on_step=say,
             )
             line = {"step": step, **found.to_dict(), "versions": versions()}

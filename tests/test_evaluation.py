@@ -350,7 +350,7 @@ def test_environments_without_an_episode_rest(monkeypatch: pytest.MonkeyPatch) -
         _, reward, terminated, truncated, info = envs.step(np.full((2, 1), 0.1))
         rewards.append(reward)
         ends.append((terminated | truncated).tolist())
-        episodes.append(info["episode"].tolist())
+        episodes.append(info["episode_number"].tolist())
         if step == 5:  # a copy of a resting environment rests
             twin = sgqn.make_vec(TASK, 2, shift="video_hard", num_episodes=3, **options)
             twin.load_state_dict(envs.state_dict())

@@ -95,7 +95,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
     def _info(self) -> dict[str, Any]:
         info = {
-            "episode": self._episode,
+            "episode_number": self._episode,
             "renderer": self.metadata["renderer"],
             "backgrounds": self.metadata["backgrounds"],
         }

@@ -182,7 +182,7 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _info(self) -> dict[str, Any]:
         info: dict[str, Any] = {
-            "episode": np.array(self._episodes),
+            "episode_number": np.array(self._episodes),
             "renderer": self.metadata["renderer"],
             "backgrounds": self.metadata["backgrounds"],
         }

@@ -53,7 +53,7 @@ def _episode(env: gymnasium.Env, seed: int) -> list[tuple[np.ndarray, float]]:
     random = np.random.RandomState(0)
     obs, info = env.reset(seed=seed)
     steps = [(obs, 0.0)]
-    assert info["episode"] == 0
+    assert info["episode_number"] == 0
     assert info["renderer"] == env.metadata["renderer"]
     for step in range(8):
         obs, reward, terminated, truncated, info = env.step(random.uniform(-1, 1, env.action_space.shape))
@@ -166,7 +166,7 @@ def test_episode_k_does_not_depend_on_what_ran_before() -> None:
     env = sgqn.make("cartpole-swingup", shift="color_hard", renderer="warp", seed=2)
     in_order = [env.reset()[0] for _ in range(3)]
     jumped, info = env.reset(seed=2, options={"episode": 2})
-    assert info["episode"] == 2
+    assert info["episode_number"] == 2
     assert np.array_equal(jumped, in_order[2])
     assert np.array_equal(env.reset(seed=2)[0], in_order[0])
     with pytest.raises(sgqn.InvalidValueError, match="-1"):
@@ -195,7 +195,25 @@ def test_a_reset_that_is_refused_changes_nothing() -> None:
             one.reset(seed=4, options={"epsiode": 7})
         again, info = one.reset(options={"episode": 0})
         assert np.array_equal(again, before)
-        assert np.array_equal(info["episode"], 0 if one is env else [0, 1])
+        assert np.array_equal(info["episode_number"], 0 if one is env else [0, 1])
+        one.close()
+
+
+def test_gymnasiums_wrappers_find_info_free_for_them() -> None:
+    env = gymnasium.wrappers.RecordEpisodeStatistics(sgqn.make("cartpole-swingup", renderer="warp", action_repeat=250))
+    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(
+        sgqn.make_vec("cartpole-swingup", 2, renderer="warp", num_workers=0, action_repeat=250)
+    )
+    for one in (env, envs):
+        one.reset()
+        rewards, over, info = [], False, {}
+        while not over:
+            _, reward, _, truncated, info = one.step(one.action_space.sample())
+            rewards.append(reward)
+            over = bool(np.all(truncated))
+        assert len(rewards) == 4
+        assert np.all(info["episode"]["l"] == 4)
+        assert info["episode"]["r"] == pytest.approx(np.sum(rewards, axis=0), abs=1e-4)
         one.close()
 
 

@@ -66,7 +66,7 @@ def test_specs_and_autoreset_mode() -> None:
     obs, info = with_torch.reset(seed=0)
     assert isinstance(obs, torch.Tensor)
     assert obs.dtype == torch.uint8
-    assert info["episode"].tolist() == [0, 1]
+    assert info["episode_number"].tolist() == [0, 1]
     again = with_torch.step(torch.zeros(2, 1))[0]
     assert again.data_ptr() != obs.data_ptr()
     with_torch.close()
@@ -74,9 +74,9 @@ def test_specs_and_autoreset_mode() -> None:
 
 def test_reset_without_a_seed_goes_on() -> None:
     envs = sgqn.make_vec("cartpole-swingup", 2, renderer="warp", num_workers=0)
-    assert envs.reset(seed=0)[1]["episode"].tolist() == [0, 1]
-    assert envs.reset()[1]["episode"].tolist() == [2, 3]
-    assert envs.reset(options={"episode": 10})[1]["episode"].tolist() == [10, 11]
+    assert envs.reset(seed=0)[1]["episode_number"].tolist() == [0, 1]
+    assert envs.reset()[1]["episode_number"].tolist() == [2, 3]
+    assert envs.reset(options={"episode": 10})[1]["episode_number"].tolist() == [10, 11]
     with pytest.raises(sgqn.InvalidValueError, match="one number"):
         envs.reset(seed=[0, 1])
     envs.close()

@@ -44,10 +44,10 @@ LONG = {
 }
 SHORT = {
     "seed0": "`kernels`",
+    "cudnn": "`cudnn`",
     "lagging1": "`kernels`, lagging, seed 1",
     "lagging0": "`kernels`, lagging, seed 0",
-    "cudnn": "`cudnn`",
-    "resumed": "`kernels`, killed and resumed",
+    "resumed": "`kernels`, lagging, killed and resumed",
     "killed": "the same before the kill",
 }
 MARKS = (48_000, 96_000, 100_000, 200_000, 300_000, 500_000)

@@ -24,8 +24,9 @@ from sgqn.errors import SgqnError
 
 logger = logging.getLogger(__name__)
 
-SAMPLES = 2
-"""Rays per pixel and axis: 2 x 2, like OpenGL's four samples."""
+SAMPLES = ((0.375, 0.125), (0.875, 0.375), (0.125, 0.625), (0.625, 0.875))
+"""Where a pixel's four rays pass, from its upper left corner: OpenGL's four samples. No two are in a row or a column,
+so edges along them, as a cart's, are seen to a quarter of a pixel; by MuJoCo Warp's own 2 x 2 to a half."""
 
 SHADOW_LIGHT = 0.0
 """Share of a light that reaches a shadowed point: none, as in OpenGL."""
@@ -164,14 +165,14 @@ class _Part:
                 cam_active=[0],
                 render_rgb=True,
                 render_depth=False,
-                render_seg=masks,
                 # The textures are ours (reduced sky, one set a world): switched on below.
                 use_textures=False,
                 render_skybox=False,
                 use_shadows=True,
                 shadow_light_fraction=SHADOW_LIGHT,
-                samples_per_pixel=SAMPLES,
+                samples_per_pixel=2,
             )
+            _place_samples(warp.to_torch(self._context.ray).view(2, 2, size, size, 3))
             self._make_worlds_independent(warp)
             self._make_textures(warp)
             self._inputs = self._input_views(warp, layout)
@@ -179,8 +180,20 @@ class _Part:
             self._floor = warp.to_torch(self._warp_model.mat_rgba)[:, max(layout.floor.material, 0), :3]
             self._floor_color = self._floor.clone()
             self._pixels = warp.to_torch(self._context.rgb_data).view(torch.uint8).view(num_worlds, size, size, 4)
+            self._contexts = [self._context]
             if masks:
-                self._segmentation = warp.to_torch(self._context.seg_data).view(num_worlds, size, size, 2)
+                # Its own context, one ray through the middle of each pixel: of several, the last to hit would tell.
+                seen = mujoco_warp.create_render_context(
+                    model,
+                    nworld=num_worlds,
+                    cam_res=(size, size),
+                    cam_active=[0],
+                    render_rgb=False,
+                    render_depth=False,
+                    render_seg=True,
+                )
+                self._contexts.append(seen)
+                self._segmentation = warp.to_torch(seen.seg_data).view(num_worlds, size, size, 2)
                 # Shifted by one: entry 0 answers for the background, whose id is -1.
                 self._controlled = torch.from_numpy(np.concatenate([[False], controlled])).to(device)
         self._graph: Any = None
@@ -249,8 +262,9 @@ class _Part:
         warp, mujoco_warp = _warp()
 
         def launches() -> None:
-            mujoco_warp.refit_bvh(self._warp_model, self._warp_data, self._context)
-            mujoco_warp.render(self._warp_model, self._warp_data, self._context)
+            for context in self._contexts:
+                mujoco_warp.refit_bvh(self._warp_model, self._warp_data, context)
+                mujoco_warp.render(self._warp_model, self._warp_data, context)
 
         if self._stream is None:
             launches()
@@ -316,6 +330,15 @@ class _Part:
             "light_dir": warp.to_torch(data.light_xdir),
         }
         return [(targets[name], columns) for name, (columns, _) in layout.slices().items() if name in targets]
+
+
+def _place_samples(rays: Tensor) -> None:
+    """Turn the rays of a 2 x 2 grid in each pixel, (row, column, size, size, 3), to SAMPLES, in place."""
+    plane = rays / rays[..., 2:].neg()  # on the plane one unit ahead rays are as far apart as in the picture
+    right, down = 2 * (plane[0, 1] - plane[0, 0]), 2 * (plane[1, 0] - plane[0, 0])  # a pixel's width and height
+    corner = plane[0, 0] - (right + down) / 4
+    placed = torch.stack([corner + x * right + y * down for x, y in SAMPLES])
+    rays.copy_(torch.nn.functional.normalize(placed, dim=-1).view_as(rays))
 
 
 def _model_texture(model: mujoco.MjModel, index: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from sgqn.envs.gl import GLRenderer
 from sgqn.envs.shifts import find_shift
 from sgqn.envs.simulation import Simulation
 from sgqn.envs.tasks import PAPER_TASKS, find_task
-from sgqn.envs.warp import WarpRenderer
+from sgqn.envs.warp import SAMPLES, WarpRenderer, _place_samples
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,25 @@ def test_warp_looks_like_gl(task: str, shift: str) -> None:
     difference = np.mean([np.abs(a.astype(int) - b.astype(int)).mean() for a, b, _, _ in pairs])
     assert difference < 5
     overlap = np.sum([(a & b).sum() for _, _, a, b in pairs]) / np.sum([(a | b).sum() for _, _, a, b in pairs])
-    assert overlap > 0.6  # the cup's string and the pole are one pixel wide
+    assert overlap > 0.985
+
+
+def test_rays_pass_where_opengl_samples_a_pixel() -> None:
+    size, slope = 6, 0.4  # pixels, and the tangent of half the field of view
+    at = (torch.arange(2 * size) + 0.5) / (2 * size)  # MuJoCo Warp's rays: two in a row and a column of each pixel
+    grid = pinhole(at[None, :].expand(12, 12), at[:, None].expand(12, 12), slope)
+    rays = grid.view(size, 2, size, 2, 3).permute(1, 3, 0, 2, 4).contiguous()
+    _place_samples(rays)
+    pixel = torch.arange(size)
+    for placed, (x, y) in zip(rays.view(4, size, size, 3), SAMPLES, strict=True):
+        across, along = ((pixel + x) / size)[None, :].expand(6, 6), ((pixel + y) / size)[:, None].expand(6, 6)
+        torch.testing.assert_close(placed, pinhole(across, along, slope), rtol=0, atol=1e-6)
+
+
+def pinhole(across: torch.Tensor, along: torch.Tensor, slope: float) -> torch.Tensor:
+    """Directions to points of the picture, both coordinates from 0 to 1, from the upper left."""
+    x, y = slope * (2 * across - 1), slope * (1 - 2 * along)
+    return torch.stack([x, y, -torch.ones_like(x)], -1) / (1 + x**2 + y**2).sqrt()[..., None]
 
 
 @pytest.mark.usefixtures("gl")

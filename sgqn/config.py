@@ -94,7 +94,7 @@ class TrainConfig:
         for name in (*positive, "pictures", "pictures_renewed_every", "keep_checkpoints", "evaluate_episodes"):
             if getattr(self, name) < 1:
                 raise InvalidValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
-        check_seed(self.seed)
+        object.__setattr__(self, "seed", check_seed(self.seed))  # a numpy integer has no place in config.json
         if self.image_size % 4 or self.image_size < 16:
             raise InvalidValueError(f"image_size must be a multiple of 4 from 16 on, not {self.image_size!r}")
 

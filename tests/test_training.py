@@ -94,6 +94,11 @@ def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) ->
     assert again == scores
 
 
+def test_a_seed_of_numpy_is_a_seed(tmp_path: Path) -> None:
+    run.write_config(tmp_path, TrainConfig(seed=np.int64(3)))
+    assert run.read_config(tmp_path).seed == 3
+
+
 def test_a_seed_repeats_bit_for_bit(tmp_path: Path) -> None:
     one, two, other = (micro(tmp_path / str(i), "--seed", str(i // 2)) for i in range(3))
     assert_same(one, two)

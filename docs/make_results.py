@@ -20,7 +20,8 @@ from sgqn.results.tables import headline, title_of, to_markdown
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, REPORT = Path("results"), Path("docs/results.md"), Path("docs/results")
-LAGGING = Path("docs/lagging")
+EARLIER = {"lagging": Path("docs/lagging"), "square": Path("docs/square")}
+"""What earlier versions reached: with targets that lagged, and seen through samples in a square."""
 MARKS = (20_000, 50_000, 100_000, 200_000, 300_000, 400_000, 500_000)
 FAILED = 100
 MEASURES = {
@@ -38,11 +39,6 @@ def made(runs: list[Run]) -> str:
     table = headline(runs)
     assert table is not None, "no run with the paper's settings has been evaluated"
     return "\n\n".join([to_markdown(table), *_renderers(runs), *_training(runs), *_looking(runs)])
-
-
-def lagging() -> str:
-    """The same agents as an earlier version trained them."""
-    return _evaluations(find_runs(LAGGING).runs)
 
 
 def _renderers(runs: Iterable[Run]) -> Iterator[str]:
@@ -107,7 +103,8 @@ def _grid(rows: list[list[str]]) -> str:
 
 def page(text: str, runs: list[Run]) -> str:
     """The page with its tables made anew."""
-    for name, part in (("runs", made(runs)), ("lagging", lagging())):
+    parts = {name: _evaluations(find_runs(folder).runs) for name, folder in EARLIER.items()}
+    for name, part in {"runs": made(runs), **parts}.items():
         before, rest = text.split(BEGIN.format(name))
         _, after = rest.split(END, maxsplit=1)
         text = f"{before}{BEGIN.format(name)}\n\n{part}\n\n{END}{after}"

@@ -182,7 +182,7 @@ class _Part:
             self._pixels = warp.to_torch(self._context.rgb_data).view(torch.uint8).view(num_worlds, size, size, 4)
             self._contexts = [self._context]
             if masks:
-                # Its own context, one ray through the middle of each pixel: of several, the last to hit would tell.
+                # Its own context, one ray through the middle of each pixel: of several, the first would tell alone.
                 seen = mujoco_warp.create_render_context(
                     model,
                     nworld=num_worlds,

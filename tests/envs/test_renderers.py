@@ -14,15 +14,25 @@ from sgqn.envs.tasks import PAPER_TASKS, find_task
 from sgqn.envs.warp import SAMPLES, WarpRenderer, _place_samples
 
 CPU = torch.device("cpu")
+LIMITS = {
+    "walker-walk": 4.3,
+    "walker-stand": 4.3,
+    "ball_in_cup-catch": 1.35,
+    "cartpole-swingup": 1.6,
+    "finger-spin": 1.4,
+}
+"""In the training scene, of 255; with rays in a square three of them are above."""
 
 
-def both(task: str, shift: str, steps: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+def both(
+    task: str, shift: str, steps: int, device: str = "cpu"
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """(gl frame, warp frame, gl mask, warp mask) along random actions."""
     simulation = Simulation(find_task(task), find_shift(shift))
     simulation.reset(1)
     gl = GLRenderer(simulation, 84)
     gl.upload()
-    warp = WarpRenderer(simulation, 1, 84, CPU, masks=True)
+    warp = WarpRenderer(simulation, 1, 84, torch.device(device), masks=True)
     warp.set_colors([0], [find_shift(shift).colors(0, 0)])
     simulation.reset(0)
     gl.upload()
@@ -32,7 +42,7 @@ def both(task: str, shift: str, steps: int) -> list[tuple[np.ndarray, np.ndarray
     for _ in range(steps):
         simulation.step(random.uniform(-1, 1, simulation.action_dim))
         simulation.write_scene(row[0])
-        results.append((gl.frame(), warp.frames(row)[0].numpy(), gl.mask(), warp.masks()[0].numpy()))
+        results.append((gl.frame(), warp.frames(row)[0].cpu().numpy(), gl.mask(), warp.masks()[0].cpu().numpy()))
     warp.close()
     simulation.close()
     return results
@@ -42,9 +52,21 @@ def both(task: str, shift: str, steps: int) -> list[tuple[np.ndarray, np.ndarray
 @pytest.mark.parametrize("task", PAPER_TASKS)
 @pytest.mark.parametrize("shift", ["train", "color_hard", "video_hard"])
 def test_warp_looks_like_gl(task: str, shift: str) -> None:
-    pairs = both(task, shift, steps=12)
+    check_alike(task, shift, both(task, shift, steps=12))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.usefixtures("gl")
+@pytest.mark.parametrize("task", PAPER_TASKS)
+@pytest.mark.parametrize("shift", ["train", "video_hard"])
+def test_warp_looks_like_gl_on_a_gpu(task: str, shift: str) -> None:
+    check_alike(task, shift, both(task, shift, steps=12, device="cuda"))
+
+
+def check_alike(task: str, shift: str, pairs: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]) -> None:
     difference = np.mean([np.abs(a.astype(int) - b.astype(int)).mean() for a, b, _, _ in pairs])
-    assert difference < 5
+    assert difference < (LIMITS[task] if shift == "train" else 5)
     overlap = np.sum([(a & b).sum() for _, _, a, b in pairs]) / np.sum([(a | b).sum() for _, _, a, b in pairs])
     assert overlap > 0.985
 

@@ -158,13 +158,11 @@ class _Part:
         with self.scope():
             self._warp_model = mujoco_warp.put_model(model)
             self._warp_data = mujoco_warp.make_data(model, nworld=num_worlds)
+            view = {"nworld": num_worlds, "cam_res": (size, size), "cam_active": [0], "render_depth": False}
             self._context = mujoco_warp.create_render_context(
                 model,
-                nworld=num_worlds,
-                cam_res=(size, size),
-                cam_active=[0],
+                **view,
                 render_rgb=True,
-                render_depth=False,
                 # The textures are ours (reduced sky, one set a world): switched on below.
                 use_textures=False,
                 render_skybox=False,
@@ -183,15 +181,7 @@ class _Part:
             self._contexts = [self._context]
             if masks:
                 # Its own context, one ray through the middle of each pixel: of several, the first would tell alone.
-                seen = mujoco_warp.create_render_context(
-                    model,
-                    nworld=num_worlds,
-                    cam_res=(size, size),
-                    cam_active=[0],
-                    render_rgb=False,
-                    render_depth=False,
-                    render_seg=True,
-                )
+                seen = mujoco_warp.create_render_context(model, **view, render_rgb=False, render_seg=True)
                 self._contexts.append(seen)
                 self._segmentation = warp.to_torch(seen.seg_data).view(num_worlds, size, size, 2)
                 # Shifted by one: entry 0 answers for the background, whose id is -1.

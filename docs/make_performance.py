@@ -45,10 +45,10 @@ LONG = {
 SHORT = {
     "seed0": "`kernels`",
     "cudnn": "`cudnn`",
+    "resumed": "`kernels`, killed and resumed",
+    "killed": "the same before the kill",
     "lagging1": "`kernels`, lagging, seed 1",
     "lagging0": "`kernels`, lagging, seed 0",
-    "resumed": "`kernels`, lagging, killed and resumed",
-    "killed": "the same before the kill",
 }
 MARKS = (48_000, 96_000, 100_000, 200_000, 300_000, 500_000)
 FIRST_MARKS = (4_000, 8_000, 12_000, 16_000, 20_000)

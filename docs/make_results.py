@@ -8,6 +8,7 @@ The report is `sgqn report results --out docs/results`; its gallery plays episod
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,10 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, REPORT = Path("results"), Path("docs/results.md"), Path("docs/results")
 EARLIER = {"lagging": Path("docs/lagging"), "square": Path("docs/square")}
 """What earlier versions reached: with targets that lagged, and seen through samples in a square."""
+FINGER = Path("docs/finger")
+"""Runs on finger-spin that were begun and stopped."""
 MARKS = (20_000, 50_000, 100_000, 200_000, 300_000, 400_000, 500_000)
+FIRST_MARKS = (8_000, 16_000, 24_000, 32_000, 48_000, 72_000)
 FAILED = 100
 MEASURES = {
     "base_rate": "body's share of the picture",
@@ -74,13 +78,25 @@ def _score(found: RunEvaluation | None) -> str:
 def _training(runs: Iterable[Run]) -> Iterator[str]:
     yield "**While training**: mean return of all environments' last episodes before each step, exploration included."
     rows = [["run", *(f"{mark // 1000}k" for mark in MARKS), "minutes"]]
-    for run in runs:
-        cells = []
-        for mark in MARKS:
-            known = [value for at, value in zip(run.curve.steps, run.curve.returns, strict=True) if at <= mark]
-            cells.append(f"{known[-1]:.0f}" if known and run.steps >= mark else "")
-        rows.append([_name(run), *cells, f"{run.seconds / 60:.1f}"])
+    rows += ([_name(run), *_returns(run, MARKS), f"{run.seconds / 60:.1f}"] for run in runs)
     yield _grid(rows)
+
+
+def _returns(run: Run, marks: Iterable[int]) -> Iterator[str]:
+    """The last return before each step, if the run came so far."""
+    for mark in marks:
+        known = [value for at, value in zip(run.curve.steps, run.curve.returns, strict=True) if at <= mark]
+        yield f"{known[-1]:.0f}" if known and run.steps >= mark else ""
+
+
+def _begun(runs: Iterable[Run]) -> str:
+    """The first steps of runs, and how random their policies were at the end of them."""
+    rows = [["run", "environments", *(f"{mark // 1000}k" for mark in FIRST_MARKS), "stopped at", "entropy then"]]
+    for run in runs:
+        *_, last = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+        end = [f"{run.steps:,}", f"{last['entropy']:.2f}"]
+        rows.append([_name(run), str(run.config.num_envs), *_returns(run, FIRST_MARKS), *end])
+    return _grid(rows)
 
 
 def _looking(runs: Iterable[Run]) -> Iterator[str]:
@@ -104,7 +120,7 @@ def _grid(rows: list[list[str]]) -> str:
 def page(text: str, runs: list[Run]) -> str:
     """The page with its tables made anew."""
     parts = {name: _evaluations(find_runs(folder).runs) for name, folder in EARLIER.items()}
-    for name, part in {"runs": made(runs), **parts}.items():
+    for name, part in {"runs": made(runs), **parts, "finger": _begun(find_runs(FINGER).runs)}.items():
         before, rest = text.split(BEGIN.format(name))
         _, after = rest.split(END, maxsplit=1)
         text = f"{before}{BEGIN.format(name)}\n\n{part}\n\n{END}{after}"

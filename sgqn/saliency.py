@@ -442,6 +442,7 @@ class _Probe:
     """Collects the measures of observations, and averages them by episode."""
 
     def __init__(self, agent: Agent, method: str, rho: float | None, steps: int, fill: str, batch_size: int):
+        methods.check(method)
         self.agent, self.q, self.settings = agent, q_of(agent), _learner_of(agent).settings
         self.method, self.attribution = method, methods.get(method)
         self.rho = self.settings.rho if rho is None else float(rho)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from sgqn import saliency
 from sgqn.agents import AGENTS, Agent, Spec, build_agent
 from sgqn.attribution import quantile_mask
 from sgqn.augmentations import center_crop
-from sgqn.errors import InvalidValueError, UnknownNameError
+from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
 from sgqn.saliency import (
     Curve,
     agreement,
@@ -505,6 +506,13 @@ def test_measure_of_bad_input(change: dict[str, Any], words: str):
     with pytest.raises(sgqn.SgqnError, match=words) as error:
         measure(cartpole("sac"), **{"task": "cartpole-swingup", "renderer": "warp", "num_workers": 0, **change})
     assert one_line(error)
+
+
+def test_what_a_method_needs_is_missed_before_environments_are_made(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "captum", None)
+    monkeypatch.setattr(saliency, "evaluate", lambda *_, **__: pytest.fail("episodes were played"))
+    with pytest.raises(SgqnError, match="needs Captum"):
+        saliency.measure(small("sgqn"), "cartpole-swingup", method="grad_cam")
 
 
 def test_an_agent_without_a_critic_is_refused():

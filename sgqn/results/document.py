@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeAlias
 
 from sgqn.results.figures import Chart, DotChart
@@ -93,3 +94,12 @@ class Document:
 def slug(text: str) -> str:
     """A name for files and links: letters, digits and hyphens, not too many."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:80].strip("-") or "other"
+
+
+def distinct_slugs(texts: Iterable[str]) -> list[str]:
+    """A slug for each text; what was taken by an earlier one gets a number."""
+    taken: list[str] = []
+    for name in map(slug, texts):
+        tries = (name if i == 1 else f"{name}-{i}" for i in count(1))
+        taken.append(next(one for one in tries if one not in taken))
+    return taken

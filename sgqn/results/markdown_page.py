@@ -14,7 +14,7 @@ from sgqn.results.document import (
     Part,
     Picture,
     Scores,
-    slug,
+    distinct_slugs,
 )
 from sgqn.results.figures import Chart, DotChart, draw
 from sgqn.results.tables import to_markdown
@@ -81,9 +81,9 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _charts(figure: Figure) -> Iterator[tuple[str, Chart | DotChart]]:
-    """Each chart and the path of its file: numbered, since titles may be anything."""
-    for i, chart in enumerate(figure.charts, 1):
-        yield f"{PICTURES}/{figure.name}-{i}-{slug(chart.title)}.svg", chart
+    """Each chart and the path of its file."""
+    for name, chart in zip(distinct_slugs(chart.title for chart in figure.charts), figure.charts, strict=True):
+        yield f"{PICTURES}/{figure.name}-{name}.svg", chart
 
 
 def _csv(scores: Scores) -> str:

@@ -28,6 +28,7 @@ from sgqn.results.document import (
     Picture,
     Scores,
     Section,
+    distinct_slugs,
     slug,
 )
 from sgqn.results.gallery import OnShare
@@ -358,8 +359,10 @@ def _saliency(runs: list[Run], sheets: Sequence[Picture]) -> Iterator[Part]:
             "What is left of the value as pixels go, 1 for the whole picture and 0 for the filled one, and how much it "
             "has changed. What lies outside of the axes is cut off."
         )
-        for number, (title, charts) in enumerate(looking.saliency_charts(runs).items(), 1):
-            yield Figure(slug(f"deletion-{number}-{title}"), f"Deletion and insertion: {title}", caption, tuple(charts))
+        drawn = looking.saliency_charts(runs)
+        names = distinct_slugs(f"deletion-{title}" for title in drawn)
+        for name, (title, charts) in zip(names, drawn.items(), strict=True):
+            yield Figure(name, f"Deletion and insertion: {title}", caption, tuple(charts))
     if sheets:
         yield Paragraph(
             "The newest frame of each agent's observation; the attribution of its value, the brightest colour at the "

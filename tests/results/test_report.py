@@ -20,6 +20,7 @@ from sgqn.agents import AGENTS
 from sgqn.cli import main
 from sgqn.results import gallery, paper
 from sgqn.results import report as reports
+from sgqn.results.document import distinct_slugs
 from sgqn.results.runs import find_runs
 from sgqn.results.tables import CSV_COLUMNS, headline, tables
 from tests.results.conftest import SHIFTS, STEPS, TASK, tiny, write_tiny
@@ -300,7 +301,7 @@ def test_an_earlier_report_is_replaced_and_nothing_else(one: Path, tmp_path: Pat
     assert main(["report", str(other), "--out", str(out)]) == 0
     second = listing(out)
     assert second.pop("mine.txt") == second.pop("pictures/mine.svg") == b"mine"
-    assert "pictures/curves-walker-walk-1-train.svg" in first.keys() - second.keys()
+    assert "pictures/curves-walker-walk-train.svg" in first.keys() - second.keys()
     assert "SGQN" in second["report.md"].decode()
     assert main(["report", str(other), "--out", str(tmp_path / "fresh")]) == 0
     assert second == listing(tmp_path / "fresh")
@@ -433,3 +434,9 @@ def test_progress_is_one_bar_for_each_kind_of_work(nine: Path, tmp_path: Path) -
     assert done == sorted(done)
     assert said[-1][1:] == (100, 100)
     assert len(said) > 10
+
+
+def test_files_of_one_name_are_told_apart() -> None:
+    assert distinct_slugs(["a b", "A-b", "a-b-2", "c", "a_b"]) == ["a-b", "a-b-2", "a-b-2-2", "c", "a-b-3"]
+    long = "x" * 200
+    assert len(set(distinct_slugs([long, f"{long}y"]))) == 2

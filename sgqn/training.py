@@ -427,8 +427,9 @@ class Trainer:
         self.load_state_dict(loaded.state)
         self.step = loaded.step
         self.rewind_logs()
+        tag, capacity = checkpoint.name(self.step), self.replay.capacity  # an earlier end had less
+        del self.replay  # there may be no memory for two
         if loaded.state["replay"]:
-            tag, capacity = checkpoint.name(self.step), self.replay.capacity  # an earlier end had less
             self.replay = Replay.load(self.folder / run.REPLAY, tag, self.device, capacity)
         else:
             self.learn_from = self.step + self.config.warmup_steps

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,6 +148,22 @@ def test_a_run_without_its_replay_resumes_and_learns_on(tmp_path: Path, monkeypa
     assert not (folder / run.REPLAY).exists()
     assert main(["train", "--resume", str(folder), "--quiet"]) == 0
     assert list(run.read_lines(folder / run.METRICS))[-1]["step"] == 60
+
+
+def test_a_resumed_run_never_holds_two_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU one may take half of the memory."""
+    folder = micro(tmp_path, "--steps", "40")
+    held: list[weakref.ref[Replay]] = []
+    original = Replay.__init__
+
+    def init(self: Replay, *args: Any, **options: Any) -> None:
+        assert not [one for one in held if one() is not None]
+        held.append(weakref.ref(self))
+        original(self, *args, **options)
+
+    monkeypatch.setattr(Replay, "__init__", init)
+    assert main(["train", "--resume", str(folder), "--steps", "60", "--quiet"]) == 0
+    assert len(held) == 2
 
 
 # ---- training longer

@@ -120,7 +120,7 @@ def read_episode(options: dict[str, Any] | None, default: int) -> int:
         if name != "episode":
             raise UnknownNameError("option of reset", name, ("episode",))
     episode = (options or {}).get("episode", default)
-    if not isinstance(episode, int | np.integer) or episode < 0:
+    if isinstance(episode, bool) or not isinstance(episode, int | np.integer) or episode < 0:
         raise InvalidValueError(f"options['episode'] must be a whole number from 0 on, not {episode!r}")
     return int(episode)
 

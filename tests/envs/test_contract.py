@@ -169,8 +169,9 @@ def test_episode_k_does_not_depend_on_what_ran_before() -> None:
     assert info["episode_number"] == 2
     assert np.array_equal(jumped, in_order[2])
     assert np.array_equal(env.reset(seed=2)[0], in_order[0])
-    with pytest.raises(sgqn.InvalidValueError, match="-1"):
-        env.reset(options={"episode": -1})
+    for wrong in (-1, True, 1.0, "1"):
+        with pytest.raises(sgqn.InvalidValueError, match=f"not {wrong!r}"):
+            env.reset(options={"episode": wrong})
     env.close()
 
 

@@ -104,7 +104,8 @@ def _looking(runs: Iterable[Run]) -> Iterator[str]:
     rows = [["run", "shift", *MEASURES.values()]]
     for run in runs:
         for found in run.looks().values():
-            rows.append([_name(run), found.shift, *(f"{found.means[name]:.2f}" for name in MEASURES)])
+            cells = (f"{found.means[name]:.2f}" if name in found.means else "" for name in MEASURES)  # SAC predicts none
+            rows.append([_name(run), found.shift, *cells])
     yield _grid(rows)
 
 

@@ -104,8 +104,10 @@ def _looking(runs: Iterable[Run]) -> Iterator[str]:
     rows = [["run", "shift", *MEASURES.values()]]
     for run in runs:
         for found in run.looks().values():
-            cells = (f"{found.means[name]:.2f}" if name in found.means else "" for name in MEASURES)  # SAC predicts none
-            rows.append([_name(run), found.shift, *cells])
+            known = found.means  # of an agent without a decoder not all
+            rows.append(
+                [_name(run), found.shift, *(f"{known[name]:.2f}" if name in known else "" for name in MEASURES)]
+            )
     yield _grid(rows)
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import mean, pstdev
 
 from sgqn.envs import SHIFTS
 from sgqn.results.report import report
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, REPORT = Path("results"), Path("docs/results.md"), Path("docs/results")
 EARLIER = {"lagging": Path("docs/lagging"), "square": Path("docs/square")}
 """What earlier versions reached: with targets that lagged, and seen through samples in a square."""
+SAMPLES = Path("docs/square/samples.json")
+"""What docs/make_samples.py found."""
 FINGER = Path("docs/finger")
 """Runs on finger-spin that were begun and stopped."""
 MARKS = (20_000, 50_000, 100_000, 200_000, 300_000, 400_000, 500_000)
@@ -89,6 +92,14 @@ def _returns(run: Run, marks: Iterable[int]) -> Iterator[str]:
         yield f"{known[-1]:.0f}" if known and run.steps >= mark else ""
 
 
+def _sampled() -> str:
+    """One agent in Warp's pictures, by where rays pass and how actions are chosen."""
+    rows = [["rays", "actions", "return"]]
+    for line in json.loads(SAMPLES.read_text()):
+        rows.append([line["samples"], line["actions"], f"{mean(line['returns']):.0f} ± {pstdev(line['returns']):.0f}"])
+    return _grid(rows)
+
+
 def _begun(runs: Iterable[Run]) -> str:
     """The first steps of runs, and how random their policies were at the end of them."""
     rows = [["run", "environments", *(f"{mark // 1000}k" for mark in FIRST_MARKS), "stopped at", "entropy then"]]
@@ -122,8 +133,9 @@ def _grid(rows: list[list[str]]) -> str:
 
 def page(text: str, runs: list[Run]) -> str:
     """The page with its tables made anew."""
-    parts = {name: _evaluations(find_runs(folder).runs) for name, folder in EARLIER.items()}
-    for name, part in {"runs": made(runs), **parts, "finger": _begun(find_runs(FINGER).runs)}.items():
+    parts = {"runs": made(runs), "samples": _sampled(), "finger": _begun(find_runs(FINGER).runs)}
+    parts |= {name: _evaluations(find_runs(folder).runs) for name, folder in EARLIER.items()}
+    for name, part in parts.items():
         before, rest = text.split(BEGIN.format(name))
         _, after = rest.split(END, maxsplit=1)
         text = f"{before}{BEGIN.format(name)}\n\n{part}\n\n{END}{after}"

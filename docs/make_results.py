@@ -19,6 +19,7 @@ from sgqn.envs import SHIFTS
 from sgqn.results.report import report
 from sgqn.results.runs import Run, RunEvaluation, find_runs, rank
 from sgqn.results.tables import headline, title_of, to_markdown
+from sgqn.run import METRICS, read_lines
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, REPORT = Path("results"), Path("docs/results.md"), Path("docs/results")
@@ -104,7 +105,7 @@ def _begun(runs: Iterable[Run]) -> str:
     """The first steps of runs, and how random their policies were at the end of them."""
     rows = [["run", "environments", *(f"{mark // 1000}k" for mark in FIRST_MARKS), "stopped at", "entropy then"]]
     for run in runs:
-        *_, last = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+        *_, last = read_lines(run.path / METRICS)
         end = [f"{run.steps:,}", f"{last['entropy']:.2f}"]
         rows.append([_name(run), str(run.config.num_envs), *_returns(run, FIRST_MARKS), *end])
     return _grid(rows)

@@ -208,7 +208,7 @@ class Trainer:
             seed=config.seed,
             device=self.device,
         )
-        self.replay = self._empty_replay()
+        self.replay: Replay  # made by `run` or `load`: there may be no memory for two
         self.sampler = torch.Generator(self.device).manual_seed(config.seed + 1)
         self.explorer = torch.Generator().manual_seed(config.seed + 2)
         self.step, self.updates = 0, 0
@@ -249,7 +249,7 @@ class Trainer:
                 self.logs.say(self.path.describe() + self._patience())
                 if self.obs is None:
                     self.obs, _ = self.envs.reset(seed=config.seed)
-                    self.replay.start(self.obs)
+                    self._begin_replay(self.obs)
                 while self.step < config.steps:
                     while self.due > config.num_envs:  # the updates that the warm-up has put off
                         self._update(min(config.num_envs, self.due - config.num_envs))
@@ -427,19 +427,17 @@ class Trainer:
         self.load_state_dict(loaded.state)
         self.step = loaded.step
         self.rewind_logs()
-        tag, capacity = checkpoint.name(self.step), self.replay.capacity  # an earlier end had less
-        del self.replay  # there may be no memory for two
         if loaded.state["replay"]:
-            self.replay = Replay.load(self.folder / run.REPLAY, tag, self.device, capacity)
+            tag = checkpoint.name(self.step)
+            self.replay = Replay.load(self.folder / run.REPLAY, tag, self.device, self._capacity)  # it may have grown
         else:
             self.learn_from = self.step + self.config.warmup_steps
             logger.warning(
                 "the replay was not kept: the run fills a new one and learns on from step %d", self.learn_from
             )
             self.forgiven = self.step - self.updates
-            self.replay = self._empty_replay()
             assert self.obs is not None
-            self.replay.start(self.obs)
+            self._begin_replay(self.obs)
         self.learning.reset()
         self.policy.reset()
         self._saved = (self.step, self.updates)
@@ -490,11 +488,15 @@ class Trainer:
             "explorer": self.explorer,
         }
 
-    def _empty_replay(self) -> Replay:
+    @property
+    def _capacity(self) -> int:
+        return min(self.config.replay_capacity, max(self.config.steps, self.config.num_envs))
+
+    def _begin_replay(self, obs: Tensor) -> None:
         config = self.config
         size = self.spec.render_size
-        return Replay(
-            min(config.replay_capacity, max(config.steps, config.num_envs)),
+        self.replay = Replay(
+            self._capacity,
             config.num_envs,
             frame_shape=(3, size, size),
             action_shape=(self.spec.action_dim,),
@@ -503,6 +505,7 @@ class Trainer:
             device=self.device,
             shortest_episode=min(40, config.episode_steps),
         )
+        self.replay.start(obs)
 
     def _check_stop(self) -> None:
         if self._stop is None:

@@ -12,7 +12,7 @@ from sgqn.envs.pixels import Pixels
 from sgqn.envs.shifts import find_shift
 from sgqn.envs.simulation import check_action
 from sgqn.envs.stage import LocalStage, choose_renderer
-from sgqn.envs.tasks import check_seed, check_shift, find_task
+from sgqn.envs.tasks import check_count, check_seed, check_shift, find_task
 from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
 
 
@@ -119,10 +119,7 @@ def read_episode(options: dict[str, Any] | None, default: int) -> int:
     for name in options or {}:
         if name != "episode":
             raise UnknownNameError("option of reset", name, ("episode",))
-    episode = (options or {}).get("episode", default)
-    if isinstance(episode, bool) or not isinstance(episode, int | np.integer) or episode < 0:
-        raise InvalidValueError(f"options['episode'] must be a whole number from 0 on, not {episode!r}")
-    return int(episode)
+    return check_count("options['episode']", (options or {}).get("episode", default))
 
 
 def check_sizes(image_size: int, frame_stack: int) -> None:

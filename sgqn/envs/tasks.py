@@ -82,9 +82,13 @@ def check_shift(shift: str) -> str:
 
 
 def check_seed(seed: SupportsInt) -> int:
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
-        raise InvalidValueError(f"seed must be a whole number from 0 on, not {seed!r}")
-    return int(seed)
+    return check_count("seed", seed)
+
+
+def check_count(name: str, value: SupportsInt) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+        raise InvalidValueError(f"{name} must be a whole number from 0 on, not {value!r}")
+    return int(value)
 
 
 def check_renderer(renderer: str) -> str:

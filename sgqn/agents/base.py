@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sgqn.attribution.mask import quantile_mask
 from sgqn.errors import InvalidValueError, SgqnError
 from sgqn.fast.optimizer import Adam
 from sgqn.fast.streams import Join, done
@@ -76,9 +77,38 @@ class Agent(nn.Module):
         """Actions (B, A) for observations (B, C, H, W)."""
         raise NotImplementedError
 
+    def value(self, obs: Tensor, action: Tensor) -> Tensor:
+        """What attributions of this agent explain, (B,), of observations (B, C, H, W) as its networks see them.
+
+        Q(s, a) for agents with a critic. By default how far the policy points towards `action`: <pi(s), a>.
+        """
+        preferred = self.policy(obs, deterministic=True)
+        if not preferred.is_floating_point():
+            raise SgqnError(f"{type(self).__name__} has discrete actions and no value(obs, action) to explain")
+        return (preferred * action).sum(dim=1)
+
+    @property
+    def explained_by(self) -> str:
+        """The attribution method that this agent is looked into with, unless another is asked for."""
+        return "guided_backprop"
+
+    @property
+    def rho(self) -> float | None:
+        """The quantile of its attribution mask; None where it learns without one."""
+        return None
+
+    def mask_of(self, attribution: Tensor, rho: float) -> Tensor:
+        """The mask of an attribution (B, C, H, W): boolean, or in [0, 1] for agents that learn with soft masks."""
+        return quantile_mask(attribution, rho)
+
+    @property
+    def predicts_masks(self) -> bool:
+        """Whether it has a decoder M_theta, which `mask_probabilities` and `predict_mask` ask."""
+        return False
+
     def mask_probabilities(self, obs: Tensor, action: Tensor) -> Tensor:
         """What the decoder M_theta predicts: (B, C, H, W) in [0, 1]."""
-        raise SgqnError("this agent has no attribution decoder: only sgqn and sac_selfsup learn to predict masks")
+        raise SgqnError(f"{type(self).__name__} has no attribution decoder: it does not learn to predict masks")
 
     @torch.no_grad()
     def act(self, obs: Array, deterministic: bool = True) -> Array:

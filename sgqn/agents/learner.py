@@ -51,6 +51,9 @@ class Learner(Agent):
         """Q_i(s, a) of every critic, each (B,)."""
         raise NotImplementedError
 
+    def value(self, obs: Tensor, action: Tensor) -> Tensor:
+        return self.values(self.encode(obs), action)[0]
+
     def critic_losses(self, batch: Batch, values: tuple[Tensor, ...]) -> Losses:
         raise NotImplementedError
 

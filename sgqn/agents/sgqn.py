@@ -175,6 +175,24 @@ class SGQN(Agent):
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
         return self.learner.policy(obs, deterministic)
 
+    def value(self, obs: Tensor, action: Tensor) -> Tensor:
+        return self.target_of(self._values(obs, action))
+
+    @property
+    def explained_by(self) -> str:
+        return self.settings.attribution
+
+    @property
+    def rho(self) -> float:
+        return self.settings.rho
+
+    def mask_of(self, attribution: Tensor, rho: float) -> Tensor:
+        return soft_mask(attribution) if self.settings.mask == "soft" else quantile_mask(attribution, rho)
+
+    @property
+    def predicts_masks(self) -> bool:
+        return self.selfsup
+
     def mask_probabilities(self, obs: Tensor, action: Tensor) -> Tensor:
         if not self.selfsup:
             return super().mask_probabilities(obs, action)

@@ -61,3 +61,6 @@ class SODA(Agent):
 
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
         return self.learner.policy(obs, deterministic)
+
+    def value(self, obs: Tensor, action: Tensor) -> Tensor:
+        return self.learner.value(obs, action)

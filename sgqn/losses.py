@@ -6,7 +6,7 @@ come as an ensemble: a pair (q1, q2), or anything that yields one (B,) tensor pe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sgqn.errors import InvalidValueError
-from sgqn.fast import pixels, values
+from sgqn.replaceable import replaceable
 
 
 def _same_shape(**tensors: Tensor) -> None:
@@ -29,16 +29,14 @@ def minimum(qs: Iterable[Tensor]) -> Tensor:
     return reduce(torch.minimum, qs)
 
 
+@replaceable
 def soft_td_target(
     reward: Tensor, discount: Tensor, next_qs: Iterable[Tensor], next_log_pi: Tensor, alpha: Tensor
 ) -> Tensor:
     r"""y = r + d (min_i Q_i'(s', a') - alpha log pi(a'|s')), with a' drawn from the policy.
 
-    d is gamma where the episode goes on, also at a time limit, and 0 only after a terminal state.
+    d is gamma where the episode continues, also at a time limit, and 0 only after a terminal state.
     """
-    next_qs = list(next_qs)
-    if not torch.is_grad_enabled() and len(next_qs) == 2 and values.fits([reward, discount, *next_qs, next_log_pi], 5):
-        return values.soft_target(reward, discount, next_qs, next_log_pi, alpha)
     next_q = minimum(next_qs)
     _same_shape(reward=reward, discount=discount, next_q=next_q, next_log_pi=next_log_pi)
     return reward + discount * (next_q - alpha * next_log_pi)
@@ -46,7 +44,7 @@ def soft_td_target(
 
 def critic_loss(qs: Iterable[Tensor], target: Tensor) -> Tensor:
     r"""L_Q = sum_i E[(Q_i(s, a) - y)^2]; no gradient flows into the target y."""
-    return _sum_of_squared_errors(((q, target.detach()) for q in qs), "q", "target")
+    return sum_of_squared_errors([(q, target.detach()) for q in qs], "q", "target")
 
 
 def actor_loss(qs: Iterable[Tensor], log_pi: Tensor, alpha: Tensor) -> Tensor:
@@ -66,9 +64,10 @@ def consistency_loss(qs: Iterable[Tensor], qs_masked: Iterable[Tensor]) -> Tenso
 
     It makes the critics decide from the salient pixels alone. Added to L_Q with the weight lambda.
     """
-    return _sum_of_squared_errors(zip(qs, qs_masked, strict=True), "q", "q_masked")
+    return sum_of_squared_errors(list(zip(qs, qs_masked, strict=True)), "q", "q_masked")
 
 
+@replaceable
 def mask_prediction_loss(logits: Tensor, mask: Tensor) -> Tensor:
     r"""L_SL = E[BCE(M_theta(f_theta(tau(s)), a), M_rho(Q, s, a))].
 
@@ -76,8 +75,6 @@ def mask_prediction_loss(logits: Tensor, mask: Tensor) -> Tensor:
     logits and a boolean mask, or a soft one in [0, 1].
     """
     _same_shape(logits=logits, mask=mask)
-    if pixels.fits_logits(logits, mask):
-        return pixels.bce(logits, mask)
     return F.binary_cross_entropy_with_logits(logits, mask.detach().to(logits.dtype))
 
 
@@ -95,10 +92,9 @@ def svea_loss(loss_clean: Tensor, loss_augmented: Tensor, alpha: float = 0.5, be
     return alpha * loss_clean + beta * loss_augmented
 
 
-def _sum_of_squared_errors(pairs: Iterable[tuple[Tensor, Tensor]], left: str, right: str) -> Tensor:
-    pairs = list(pairs)
+@replaceable
+def sum_of_squared_errors(pairs: Sequence[tuple[Tensor, Tensor]], left: str, right: str) -> Tensor:
+    """The sum over pairs of the mean squared difference; `left` and `right` name them where shapes differ."""
     for a, b in pairs:
         _same_shape(**{left: a, right: b})
-    if values.fits([row for pair in pairs for row in pair], 4):
-        return values.squared_errors(pairs)
     return torch.stack([F.mse_loss(a, b) for a, b in pairs]).sum()

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sgqn.attribution import differentiable, relu_rule
+from sgqn.attribution.base import differentiable
 from sgqn.errors import InvalidValueError
-from sgqn.fast import decoder, encoder, heads, weights
+from sgqn.replaceable import replaceable
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -60,7 +60,7 @@ class Encoder(nn.Module):
     """
 
     pixels_per_feature = 2
-    """How far apart in the picture two neighbouring features look; the feature map lies centred in it."""
+    """How many pixels of the image lie between neighbouring features; the feature map is centred in the image."""
 
     def __init__(self, in_channels: int = 9, num_layers: int = 11, num_filters: int = 32, image_size: int = 84) -> None:
         super().__init__()
@@ -72,11 +72,8 @@ class Encoder(nn.Module):
         self.convs.extend(nn.Conv2d(num_filters, num_filters, 3) for _ in range(num_layers - 1))
         init_weights(self)
 
+    @replaceable
     def forward(self, obs: Tensor) -> Tensor:
-        if encoder.fits(self.convs, obs):
-            return encoder.encode(self.convs, obs, relu_rule())
-        if encoder.fits_layers(self.convs, obs):
-            return encoder.encode_by_layers(self.convs, obs, relu_rule())
         first, *others = self.convs
         assert isinstance(first, nn.Conv2d)
         images = obs.to(self.dtype, memory_format=fast_format(obs))
@@ -85,11 +82,10 @@ class Encoder(nn.Module):
             features = conv(F.relu(features, inplace=True))
         return features
 
+    @replaceable
     def traced(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
-        """A leaf to differentiate features by, and the features. The leaf stands for the observations; it need not have
-        their values. Without `trains`, the weights may have no gradient."""
-        if encoder.fits(self.convs, obs):
-            return encoder.encode_traced(self.convs, obs, relu_rule(), trains)
+        """A leaf to differentiate the features by, and the features. The leaf represents the observations but need not
+        have their values. Without `trains`, the weights may have no gradient."""
         leaf = differentiable(obs)
         return leaf, self(leaf)
 
@@ -114,9 +110,8 @@ class Projection(nn.Module):
         self.norm = nn.LayerNorm(out_features)
         init_weights(self)
 
+    @replaceable
     def forward(self, features: Tensor) -> Tensor:
-        if heads.fits_projection(self.linear, features):
-            return heads.project(self.linear, self.norm, features)
         return torch.tanh(self.norm(tamed(self.linear(features.flatten(1)))))
 
 
@@ -152,11 +147,9 @@ class QHeads(nn.Module):
         self.q2 = mlp(embedding_dim + action_dim, hidden_dim, 1)
         init_weights(self)
 
+    @replaceable
     def forward(self, embedding: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Both values, each (B,)."""
-        if heads.fits_mlp(embedding, (self.q1, self.q2)):
-            q1, q2 = heads.values((self.q1, self.q2), embedding, action, relu_rule())
-            return q1, q2
         joined = torch.cat([embedding, action], dim=1)
         return self.q1(joined).squeeze(1), self.q2(joined).squeeze(1)
 
@@ -178,8 +171,8 @@ class Critic(nn.Module):
         return self.heads(self.embed(obs), action)
 
 
-class Policy(NamedTuple):
-    """What the policy says about a batch of observations."""
+class PolicyOutput(NamedTuple):
+    """A policy's distribution over actions for a batch of observations, and an action drawn from it."""
 
     mean: Tensor  # (B, A): tanh(mu), the deterministic action
     action: Tensor  # (B, A): tanh(mu + sigma * noise)
@@ -202,18 +195,16 @@ class PolicyHead(nn.Module):
         self.log_std_bounds = log_std_bounds
         init_weights(self)
 
-    def forward(self, embedding: Tensor, noise: Tensor) -> Policy:
+    @replaceable
+    def forward(self, embedding: Tensor, noise: Tensor) -> PolicyOutput:
         """`noise` is standard normal, (B, A): the caller's, so that the same inputs give the same action."""
-        if heads.fits_mlp(embedding, (self.layers,)):
-            raw = heads.perceptron(self.layers, embedding, relu_rule())
-            return Policy(*heads.gaussian(raw, noise, self.log_std_bounds))
         mu, raw_log_std = self.layers(embedding).chunk(2, dim=1)
         low, high = self.log_std_bounds
         log_std = low + 0.5 * (high - low) * (torch.tanh(raw_log_std) + 1)
         pre_tanh = mu + log_std.exp() * noise
         log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
         log_prob = (log_normal - log_tanh_derivative(pre_tanh)).sum(dim=1)
-        return Policy(torch.tanh(mu), torch.tanh(pre_tanh), log_prob, log_std)
+        return PolicyOutput(torch.tanh(mu), torch.tanh(pre_tanh), log_prob, log_std)
 
     def mean_action(self, embedding: Tensor) -> Tensor:
         """The deterministic action tanh(mu), (B, A)."""
@@ -243,7 +234,7 @@ class Actor(nn.Module):
         self.projection = Projection(math.prod(feature_shape), embedding_dim)
         self.head = PolicyHead(action_dim, embedding_dim, hidden_dim, log_std_bounds)
 
-    def forward(self, features: Tensor, noise: Tensor, *, detach_encoder: bool = True) -> Policy:
+    def forward(self, features: Tensor, noise: Tensor, *, detach_encoder: bool = True) -> PolicyOutput:
         if detach_encoder:
             features = features.detach()
         return self.head(self.projection(features), noise)
@@ -279,10 +270,8 @@ class AttributionDecoder(nn.Module):
         self.conv3 = nn.Conv2d(filters[1], channels, 3, padding=1)
         init_uniform(self)
 
+    @replaceable
     def forward(self, embedding: Tensor, action: Tensor) -> Tensor:
-        convs = (self.conv1, self.conv2, self.conv3)
-        if decoder.fits(embedding, self.base_shape, convs):
-            return decoder.decode(self.linear, convs, self.base_shape, embedding, action)
         x = self.linear(torch.cat([embedding, action], dim=1))
         x = F.relu(x, inplace=True).unflatten(1, self.base_shape)
         x = self.conv1(x.to(memory_format=fast_format(x)))
@@ -329,11 +318,11 @@ def frozen_copy(module: Module) -> Module:
     return copy.deepcopy(module).requires_grad_(False)
 
 
+@replaceable
 @torch.no_grad()
 def ema_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     """target <- target + tau (source - target), every parameter in place. Buffers (batch norm's) stay."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
-    weights.moved(target)
 
 
 def ema_update_critic(target: Critic, source: Critic, encoder_tau: float = 0.05, heads_tau: float = 0.01) -> None:

@@ -262,14 +262,6 @@ def test_ema_goes_all_the_way_with_tau_one_and_nowhere_with_zero():
     assert all(torch.equal(source.state_dict()[k], v) for k, v in target.state_dict().items())
 
 
-@pytest.mark.usefixtures("silent_lists")
-def test_who_keeps_copies_of_a_target_hears_of_its_moves():
-    target, source = networks.frozen_copy(tiny_critic()), tiny_critic()
-    before = [p._version for p in target.parameters()]
-    networks.ema_update(target, source, 0.1)
-    assert all(p._version > version for p, version in zip(target.parameters(), before, strict=True))
-
-
 @pytest.mark.parametrize("size", [1.0, 1e8, 1e14, 1e19, 1e24])
 def test_norms_do_not_see_how_large_features_have_grown(size: float):
     features = torch.randn(8, 40)

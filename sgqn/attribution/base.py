@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sgqn.errors import InvalidValueError
-from sgqn.fast import pixels
+from sgqn.replaceable import replaceable
 
 QFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """q(obs, action) -> (B,) or (B, 1)."""
@@ -24,13 +24,12 @@ def check_tensor(name: str, given: object) -> None:
         raise InvalidValueError(f"{name} must be a torch tensor, a batch of them, not {kind}: torch.as_tensor(x)[None]")
 
 
+@replaceable
 def differentiable(obs: Tensor) -> Tensor:
     """A float view or copy of `obs` that asks for gradients; `obs` itself is left as it is."""
     check_tensor("obs", obs)
     # An inference tensor can't take part in autograd; its copy made outside inference mode can.
     obs = obs.clone() if obs.is_inference() else obs.detach()
-    if pixels.fits_floats(obs):
-        return pixels.floats(obs).requires_grad_()
     return (obs if obs.is_floating_point() else obs.to(torch.get_default_dtype())).requires_grad_()
 
 

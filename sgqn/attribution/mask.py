@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from sgqn.errors import InvalidValueError
-from sgqn.fast import pixels
+from sgqn.replaceable import replaceable
 
 Mask: TypeAlias = Callable[[Tensor], Tensor]
 """attribution -> a mask of its shape, boolean or in [0, 1]; make one with `functools.partial`."""
 
 
+@replaceable
 def quantile_mask(attribution: Tensor, rho: float = 0.95, frames: int | None = None) -> Tensor:
     """M_rho: the pixels at or above the rho-quantile of their frame; boolean, (B, C, H, W) like the map.
 
@@ -27,18 +28,19 @@ def quantile_mask(attribution: Tensor, rho: float = 0.95, frames: int | None = N
     constant frame, which ranks no pixel, is kept whole and its consistency loss is zero; so is a frame with
     fewer non-zero pixels than are to be kept. A frame with a NaN is masked out whole.
     """
-    if not 0 <= rho <= 1:
-        raise InvalidValueError(f"rho must lie in [0, 1], not {rho}")
-    if attribution.ndim == 4 and pixels.fits_quantile(attribution, frames or attribution.shape[1] // 3):
-        size = attribution.shape[2:].numel()
-        return pixels.quantile_mask(attribution, _num_at_or_above_quantile(size, rho, torch.float32))
+    check_rho(rho)
     magnitude = magnitude_of(attribution, frames)  # (B, frames, H, W)
     if magnitude.dtype not in (torch.float32, torch.float64):
         magnitude = magnitude.float()
     # topk finds the same pixels as torch.quantile would, several times faster.
-    kept = _num_at_or_above_quantile(magnitude.shape[2:].numel(), rho, magnitude.dtype)
+    kept = num_at_or_above_quantile(magnitude.shape[2:].numel(), rho, magnitude.dtype)
     threshold = magnitude.flatten(2).topk(kept, sorted=False).values.amin(dim=2)
     return _over_colours(magnitude >= threshold[:, :, None, None], attribution)
+
+
+def check_rho(rho: float) -> None:
+    if not 0 <= rho <= 1:
+        raise InvalidValueError(f"rho must lie in [0, 1], not {rho}")
 
 
 def soft_mask(attribution: Tensor, temperature: float = 1.0, frames: int | None = None) -> Tensor:
@@ -55,29 +57,41 @@ def soft_mask(attribution: Tensor, temperature: float = 1.0, frames: int | None 
     return _over_colours(share ** (1 / temperature), attribution)
 
 
+@replaceable
 def share(mask: Tensor) -> Tensor:
     """The share that a mask keeps, a scalar."""
-    return pixels.share(mask) if pixels.fits_share(mask) else mask.mean(dtype=torch.float32)
+    return mask.mean(dtype=torch.float32)
 
 
+@replaceable
 def sign_agreement(logits: Tensor, mask: Tensor) -> Tensor:
     """The share of pixels whose logit is positive where they are salient (more than half), and only there."""
-    if pixels.fits_logits(logits, mask):
-        return pixels.agreement(logits, mask)
     salient = mask if mask.dtype == torch.bool else mask > 0.5
     return share((logits.detach() > 0) == salient)
 
 
+@replaceable
 def fill(obs: Tensor, mask: Tensor, value: Tensor | float = 0) -> Tensor:
     """s ⊙ M + value (1 - M): what the mask leaves out becomes `value` (0 in the paper), a number or a tensor.
 
-    A soft mask interpolates between the two. The fused kernel rounds the value and keeps uint8.
+    A soft mask interpolates between the two. A fused version may round the value and keep uint8.
     """
-    if isinstance(value, Tensor) and pixels.fits_fill(obs, mask, value):
-        return pixels.fill(obs, mask, value)
     if mask.dtype == torch.bool:
         return torch.where(mask, obs, value)
     return mask * obs + (1 - mask) * value
+
+
+def random_value(obs: Tensor, generator: torch.Generator) -> Tensor:
+    """A scalar drawn uniformly between the smallest and the largest value of the batch."""
+    low, high = value_range(obs)
+    return low + (high - low) * torch.rand((), generator=generator, device=obs.device)
+
+
+@replaceable
+def value_range(obs: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of a batch, as floats."""
+    low, high = torch.aminmax(obs)
+    return low.float(), high.float()
 
 
 def magnitude_of(attribution: Tensor, frames: int | None) -> Tensor:
@@ -98,7 +112,7 @@ def _over_colours(mask: Tensor, attribution: Tensor) -> Tensor:
     return mask.repeat_interleave(attribution.shape[1] // mask.shape[1], dim=1)
 
 
-def _num_at_or_above_quantile(n: int, rho: float, dtype: torch.dtype) -> int:
+def num_at_or_above_quantile(n: int, rho: float, dtype: torch.dtype) -> int:
     """How many of n distinct numbers are >= their rho-quantile, interpolated linearly at rank rho (n - 1)."""
     # torch.quantile computes the rank in the map's precision: 0.1 * 30 is 3 in float32, above 3 in float64.
     number = np.float64 if dtype == torch.float64 else np.float32

@@ -1,14 +1,13 @@
 """Work captured in CUDA graphs and replayed: any steps that are tensors in, tensors out.
 
 A captured update has the addresses of everything it touches, so whatever moves a buffer (loading a checkpoint) must
-`reset` what was captured. On the CPU, and where a capture fails, the same steps simply run.
+`reset` what was captured. Where a capture fails, the same steps simply run.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -16,8 +15,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from sgqn.fast.paths import Path
+from sgqn.agents.base import Agent
+from sgqn.agents.base import Phase as AgentPhase
+from sgqn.fast.backend import FastBackend
 from sgqn.fast.streams import AHEAD, MAIN_PRIORITY, aside
+from sgqn.runner import Means, Prepare, Runner, Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -27,54 +29,6 @@ Work = Callable[[], None]
 
 WARMUP = 3
 """Eager runs before a capture: they create the optimisers' state and let cuBLAS and cuDNN settle."""
-
-
-class Tally:
-    """Means of metrics: sums on the device, counts on the host, read only when somebody wants to know."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: Counter[str] = Counter()
-
-    def add(self, metrics: dict[str, Tensor]) -> tuple[str, ...]:
-        """Add to the sums, in place and on the device. Returns the names, which `count` wants once it has happened."""
-        values = [value.detach().float() for value in metrics.values()]
-        for name, value in zip(metrics, values, strict=True):
-            if name not in self._sums:
-                self._sums[name] = torch.zeros_like(value)
-        if values:
-            torch._foreach_add_([self._sums[name] for name in metrics], values)  # one kernel
-        return tuple(metrics)
-
-    def count(self, names: tuple[str, ...], times: int = 1) -> None:
-        for name in names:
-            self._counts[name] += times
-
-    def read(self) -> dict[str, float]:
-        """The means since the last reading. Waits for the device."""
-        names = [name for name in self._sums if self._counts[name]]
-        if not names:
-            return {}
-        totals = torch.stack([self._sums[name] for name in names]).tolist()
-        means = {name: total / self._counts[name] for name, total in zip(names, totals, strict=True)}
-        self.clear()
-        return means
-
-    def clear(self) -> None:
-        """Begin anew, in place: captured graphs have the sums' addresses."""
-        for total in self._sums.values():
-            total.zero_()
-        self._counts.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        counts = {name: count for name, count in self._counts.items() if count}
-        return {"sums": {name: self._sums[name].clone() for name in counts}, "counts": counts}
-
-    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        self.clear()
-        for name, total in state["sums"].items():
-            self._sums.setdefault(name, torch.zeros((), device=device)).copy_(total)
-        self._counts.update(state["counts"])
 
 
 class Recorder:
@@ -164,7 +118,7 @@ class GraphRecorder(Recorder):
             generator.graphsafe_set_state(fresh)
 
 
-def recorder_for(path: Path, generators: Sequence[torch.Generator]) -> Recorder:
+def recorder_for(path: FastBackend, generators: Sequence[torch.Generator]) -> Recorder:
     return Recorder() if path.name == "eager" else GraphRecorder(path.device, generators)
 
 
@@ -180,7 +134,7 @@ class Updates(Generic[Phase, Input]):
 
     The first `warmup` runs of every phase are eager. `cycle` is a sequence of phases that comes again and again: it
     becomes one graph, in which one step's input is prepared while another runs; phases outside of it have one each.
-    `tally` has the metrics.
+    `metrics` has their means.
     """
 
     def __init__(
@@ -188,14 +142,14 @@ class Updates(Generic[Phase, Input]):
         prepare: Callable[[Phase], Input],
         step: Callable[[Input, Phase], dict[str, Tensor]],
         generators: Sequence[torch.Generator],
-        path: Path,
+        path: FastBackend,
         cycle: Sequence[Phase] = (),
         warmup: int = WARMUP,
         recorder: Recorder | None = None,
     ):
-        self.tally = Tally()
+        self.metrics = Means()
         self._prepare, self._step, self._path, self._cycle = prepare, step, path, tuple(cycle)
-        self._warmup = max(1, warmup)  # the tally's sums must be there before a capture
+        self._warmup = max(1, warmup)  # the metrics' sums must be there before a capture
         self._recorder = recorder or recorder_for(path, generators)
         self._runs: Counter[Phase] = Counter()
         self._graphs: dict[tuple[Phase, ...], tuple[Work, list[tuple[str, ...]]]] = {}
@@ -226,7 +180,7 @@ class Updates(Generic[Phase, Input]):
         replay, counted = self._graphs[block]
         replay()
         for names in counted:
-            self.tally.count(names)
+            self.metrics.count(names)
         return True
 
     def _capture(self, block: tuple[Phase, ...]) -> bool:
@@ -249,7 +203,7 @@ class Updates(Generic[Phase, Input]):
         def work() -> None:
             with self._path.active():
                 for names in self._update((phase,)):
-                    self.tally.count(names)
+                    self.metrics.count(names)
 
         self._recorder.eagerly(work)
 
@@ -260,12 +214,12 @@ class Updates(Generic[Phase, Input]):
             with aside(self._path.device, AHEAD) as join:
                 if following is not None:
                     ready = self._prepare(following)
-            counted.append(self.tally.add(self._step(given, phase)))
+            counted.append(self.metrics.add(self._step(given, phase)))
             join()
         return counted
 
 
-class Policy:
+class CapturedPolicy:
     """`act(obs) -> actions`, on a GPU captured once for each shape of observations.
 
     The actions are overwritten by the next call: copy what has to last.
@@ -275,7 +229,7 @@ class Policy:
         self,
         act: Callable[[Tensor], Tensor],
         generators: Sequence[torch.Generator],
-        path: Path,
+        path: FastBackend,
         warmup: int = WARMUP,
         recorder: Recorder | None = None,
     ):
@@ -321,52 +275,65 @@ class Policy:
             return self._act(obs)
 
 
-class Stopwatch:
-    """The share of the time that passes between updates: collecting, and waiting for it.
+class EventStopwatch(Stopwatch):
+    """A stopwatch of the GPU's time, by events that are read when somebody asks: environments that step while the
+    updates run cost nothing."""
 
-    On a GPU it is the GPU's time, by events that are read when somebody asks: environments that step while the
-    updates run cost nothing.
-    """
-
-    def __init__(self, device: torch.device, keep: int = 100):
-        self._on_gpu = device.type == "cuda"
-        self._laps: deque[tuple[Any, Any, Any]] = deque(maxlen=keep)  # updates ended, began, ended
-        self._ended: Any = None
-        self._began: Any = None
-
-    def begin(self) -> None:
-        """Updates begin."""
-        self._began = self._mark()
-
-    def end(self) -> None:
-        """Updates have been handed over."""
-        now = self._mark()
-        if self._ended is not None:
-            self._laps.append((self._ended, self._began, now))
-        self._ended = now
-
-    def skip(self) -> None:
-        """What has passed since the updates was no collecting: an evaluation, a checkpoint."""
-        self._ended = None
-
-    def read(self) -> float | None:
-        """The share in the newest laps since the last reading, None without any; waits for the device."""
-        laps = list(self._laps)
-        self._laps.clear()
-        if not laps:
-            return None
-        if self._on_gpu:
-            laps[-1][-1].synchronize()
-        between = sum(self._seconds(ended, began) for ended, began, _ in laps)
-        whole = sum(self._seconds(before, after) for before, _, after in laps)
-        return between / whole if whole > 0 else 0.0
-
-    def _mark(self) -> Any:
-        if not self._on_gpu:
-            return time.perf_counter()
+    def now(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def _seconds(self, start: Any, stop: Any) -> float:
-        return start.elapsed_time(stop) / 1000 if self._on_gpu else stop - start
+    def seconds(self, start: Any, stop: Any) -> float:
+        return float(start.elapsed_time(stop)) / 1000
+
+    def settle(self, last: Any) -> None:
+        last.synchronize()
+
+
+class FastRunner(Runner):
+    """Acts and updates on a GPU, captured where the backend captures."""
+
+    def __init__(
+        self,
+        backend: FastBackend,
+        agent: Agent,
+        prepare: Prepare,
+        generators: Sequence[torch.Generator],
+        cycle: Sequence[AgentPhase],
+    ):
+        super().__init__(agent, prepare)
+        recorder = recorder_for(backend, generators)
+        self._updates = Updates(prepare, agent.learn, generators, backend, cycle, recorder=recorder)
+        self._policy = CapturedPolicy(self._draw, generators, backend, recorder=recorder)
+        self._device = backend.device
+        self._host_actions = torch.empty(0)
+        self.metrics, self.stopwatch = self._updates.metrics, EventStopwatch()
+
+    def act(self, obs: Tensor) -> Tensor:
+        return self._policy(obs)
+
+    def update(self, phases: Sequence[AgentPhase]) -> None:
+        """One update per phase, in this order. It returns before they are done."""
+        self.stopwatch.start()
+        self._updates.run(phases)
+        self.stopwatch.stop()
+
+    def advance(self, actions: Tensor, send: Callable[[Any], None], phases: Sequence[AgentPhase]) -> None:
+        """The updates are queued before the host waits for the actions, so that the GPU has no gap."""
+        if (self._host_actions.shape, self._host_actions.dtype) != (actions.shape, actions.dtype):
+            self._host_actions = torch.empty(actions.shape, dtype=actions.dtype, pin_memory=True)
+        self._host_actions.copy_(actions, non_blocking=True)
+        ready = torch.cuda.current_stream(self._device).record_event()
+        if phases:
+            self.update(phases)
+        ready.synchronize()
+        send(self._host_actions.numpy())
+
+    def reset(self) -> None:
+        self._updates.reset()
+        self._policy.reset()
+
+    def _draw(self, obs: Tensor) -> Tensor:
+        actions = self.agent.act(obs, deterministic=False)
+        return actions.float() if actions.is_floating_point() else actions

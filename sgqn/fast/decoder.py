@@ -22,6 +22,8 @@ from sgqn.fast.autograd import (
 )
 from sgqn.fast.heads import join
 from sgqn.fast.weights import Converted, Copies, form_of, padded
+from sgqn.networks import AttributionDecoder
+from sgqn.replaceable import replace
 
 Shape = tuple[int, int, int]
 
@@ -171,3 +173,14 @@ class _Decode(torch.autograd.Function):
 def _channels_last(count: int, channels: int, size: int, device: torch.device) -> Tensor:
     memory = torch.empty(count, size, size, channels, dtype=torch.bfloat16, device=device)
     return memory.permute(0, 3, 1, 2)
+
+
+def _convs_of(net: AttributionDecoder) -> tuple[nn.Conv2d, ...]:
+    return net.conv1, net.conv2, net.conv3
+
+
+@replace(
+    AttributionDecoder.forward, fits=lambda net, embedding, action: fits(embedding, net.base_shape, _convs_of(net))
+)
+def _decoder(net: AttributionDecoder, embedding: Tensor, action: Tensor) -> Tensor:
+    return decode(net.linear, _convs_of(net), net.base_shape, embedding, action)

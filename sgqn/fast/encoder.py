@@ -16,9 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sgqn.attribution.guided_backprop import relu_rule
 from sgqn.fast import compiler, switch
 from sgqn.fast.autograd import Uses, conv, conv_backward, wanted
 from sgqn.fast.weights import Converted, form_of
+from sgqn.networks import Encoder
+from sgqn.replaceable import replace
 
 LAYERS, CHANNELS, SIZE, FILTERS = 11, 9, 84, 32
 LEVELS = [41 - 2 * level for level in range(LAYERS)]
@@ -302,3 +305,21 @@ def _capability(device: torch.device) -> tuple[int, int]:
 @cache
 def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+# ---- what they replace
+
+
+@replace(Encoder.forward, fits=lambda net, obs: fits(net.convs, obs))
+def _forward(net: Encoder, obs: Tensor) -> Tensor:
+    return encode(net.convs, obs, relu_rule())
+
+
+@replace(Encoder.forward, fits=lambda net, obs: fits_layers(net.convs, obs))
+def _forward_by_layers(net: Encoder, obs: Tensor) -> Tensor:
+    return encode_by_layers(net.convs, obs, relu_rule())
+
+
+@replace(Encoder.traced, fits=lambda net, obs, trains=True: fits(net.convs, obs))
+def _traced(net: Encoder, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
+    return encode_traced(net.convs, obs, relu_rule(), trains)

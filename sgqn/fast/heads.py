@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sgqn.attribution.guided_backprop import relu_rule
 from sgqn.fast import compiler, switch
 from sgqn.fast.autograd import Later, Uses, add_matmul, half_matmul, linear_relu, matmul, placeholders, wanted
 from sgqn.fast.weights import Copies, form_of, padded
+from sgqn.networks import PolicyHead, PolicyOutput, Projection, QHeads
+from sgqn.replaceable import replace
 
 Rule = Callable[[], bool]
 
@@ -326,3 +329,23 @@ class _Gaussian(torch.autograd.Function):
         grid = -(-rows * size // 128)
         compiler.module("pointwise", raw.device).launch("gaussian_backward", grid, 128, 0, *arguments)
         return of_raw, None, None
+
+
+# ---- what they replace
+
+
+@replace(Projection.forward, fits=lambda net, features: fits_projection(net.linear, features))
+def _projection(net: Projection, features: Tensor) -> Tensor:
+    return project(net.linear, net.norm, features)
+
+
+@replace(QHeads.forward, fits=lambda net, embedding, action: fits_mlp(embedding, (net.q1, net.q2)))
+def _q_heads(net: QHeads, embedding: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    q1, q2 = values((net.q1, net.q2), embedding, action, relu_rule())
+    return q1, q2
+
+
+@replace(PolicyHead.forward, fits=lambda net, embedding, noise: fits_mlp(embedding, (net.layers,)))
+def _policy_head(net: PolicyHead, embedding: Tensor, noise: Tensor) -> PolicyOutput:
+    raw = perceptron(net.layers, embedding, relu_rule())
+    return PolicyOutput(*gaussian(raw, noise, net.log_std_bounds))

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sgqn.agents.base import make_adam
 from sgqn.fast import compiler, switch
 from sgqn.fast.weights import Converted, copies_of
+from sgqn.replaceable import replace
 
 MOST_TENSORS, CHUNK = 48, 4096
 
@@ -78,3 +80,14 @@ def _pitch(copy: Tensor) -> int:
     """Elements from row to row; negative for bf16."""
     pitch = copy.stride(0) if copy.ndim == 2 else copy.numel()
     return -pitch if copy.dtype == torch.bfloat16 else pitch
+
+
+def supported(parameter: Tensor) -> bool:
+    return parameter.is_cuda
+
+
+@replace(make_adam, fits=lambda parameters, *_: supported(parameters[0]))
+def _make_adam(parameters: list[Tensor], learning_rate: float, beta: float) -> torch.optim.Adam:
+    """Capturable, so that its step can be part of a CUDA graph."""
+    on_gpu = parameters[0].is_cuda
+    return Adam(parameters, learning_rate, betas=(beta, 0.999), fused=True, capturable=on_gpu)

@@ -1,4 +1,4 @@
-"""Pictures and masks in one pass each: random windows, overlays, quantile masks, filling, mask prediction's loss."""
+"""Images and masks in one pass each: random windows, overlays, quantile masks, filling, the mask prediction loss."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sgqn import augmentations, losses
+from sgqn.attribution import base
+from sgqn.attribution import mask as masks
 from sgqn.fast import compiler, switch
+from sgqn.replaceable import replace
 
 
 def fits_window(obs: Tensor, width: int) -> bool:
     return switch.takes(obs) and obs.dtype == torch.uint8 and width % 4 == 0
 
 
+@replace(augmentations.window, fits=lambda obs, top, left, height, width: fits_window(obs, width))
 def window(obs: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
     """`sgqn.augmentations.window` of uint8 pictures."""
     batch, channels, rows, columns = obs.shape
@@ -28,6 +33,7 @@ def fits_overlay(obs: Tensor, pictures: Tensor) -> bool:
     return switch.takes(obs) and obs.dtype == pictures.dtype == torch.uint8 and pictures[0].numel() % 4 == 0
 
 
+@replace(augmentations.blend, fits=lambda obs, images, index, alpha: fits_overlay(obs, images))
 def overlay(obs: Tensor, pictures: Tensor, index: Tensor, alpha: float) -> Tensor:
     """(1 - alpha) obs + alpha pictures[index], rounded to uint8."""
     out, frame = torch.empty_like(obs), pictures[0].numel()
@@ -37,13 +43,15 @@ def overlay(obs: Tensor, pictures: Tensor, index: Tensor, alpha: float) -> Tenso
     return out
 
 
-def fits_fill(obs: Tensor, mask: Tensor, value: Tensor | float) -> bool:
+def fits_fill(obs: Tensor, mask: Tensor, value: Tensor | float = 0) -> bool:
     fits = switch.takes(obs) and obs.dtype == torch.uint8 and mask.dtype == torch.bool and isinstance(value, Tensor)
     return fits and obs.shape == mask.shape and obs.numel() % 16 == 0
 
 
-def fill(obs: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+@replace(masks.fill, fits=fits_fill)
+def fill(obs: Tensor, mask: Tensor, value: Tensor | float = 0) -> Tensor:
     """Where the mask is false, the value, rounded to uint8."""
+    assert isinstance(value, Tensor)
     obs, mask = obs.contiguous(), mask.contiguous()
     out = torch.empty_like(obs)
     arguments = (obs, mask, value.float(), out, obs.numel())
@@ -62,6 +70,11 @@ def floats(obs: Tensor) -> Tensor:
     return out
 
 
+@replace(base.differentiable, fits=lambda obs: isinstance(obs, Tensor) and not obs.is_inference() and fits_floats(obs))
+def _differentiable(obs: Tensor) -> Tensor:
+    return floats(obs.detach()).requires_grad_()
+
+
 def fits_range(obs: Tensor) -> bool:
     return switch.takes(obs) and obs.dtype == torch.uint8 and obs.numel() % 16 == 0
 
@@ -74,10 +87,17 @@ def byte_range(obs: Tensor) -> Tensor:
     return found.float()
 
 
+@replace(masks.value_range, fits=fits_range)
+def _value_range(obs: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = byte_range(obs)
+    return low, high
+
+
 def fits_share(mask: Tensor) -> bool:
     return switch.takes(mask) and mask.dtype == torch.bool and mask.numel() % 16 == 0
 
 
+@replace(masks.share, fits=fits_share)
 def share(mask: Tensor) -> Tensor:
     """The share of a boolean mask that is true."""
     found = torch.zeros((), device=mask.device)
@@ -102,11 +122,24 @@ def quantile_mask(attribution: Tensor, kept: int) -> Tensor:
     return mask
 
 
+def _fits_quantile_mask(attribution: Tensor, rho: float = 0.95, frames: int | None = None) -> bool:
+    return attribution.ndim == 4 and fits_quantile(attribution, frames or attribution.shape[1] // 3)
+
+
+@replace(masks.quantile_mask, fits=_fits_quantile_mask)
+def _quantile_mask(attribution: Tensor, rho: float = 0.95, frames: int | None = None) -> Tensor:
+    masks.check_rho(rho)
+    size = attribution.shape[2:].numel()
+    return quantile_mask(attribution, masks.num_at_or_above_quantile(size, rho, torch.float32))
+
+
 def fits_logits(logits: Tensor, mask: Tensor) -> bool:
     whole = logits.is_contiguous() and logits.numel() % 8 == 0
-    return switch.takes(logits) and logits.dtype == torch.bfloat16 and mask.dtype == torch.bool and whole
+    alike = logits.shape == mask.shape and mask.dtype == torch.bool
+    return switch.takes(logits) and logits.dtype == torch.bfloat16 and alike and whole
 
 
+@replace(losses.mask_prediction_loss, fits=fits_logits)
 def bce(logits: Tensor, mask: Tensor) -> Tensor:
     """Mean binary cross-entropy of bf16 logits with a boolean mask."""
     loss: Tensor = _BCE.apply(logits, mask.contiguous())
@@ -132,6 +165,7 @@ class _BCE(torch.autograd.Function):
         return gradient, None
 
 
+@replace(masks.sign_agreement, fits=fits_logits)
 def agreement(logits: Tensor, mask: Tensor) -> Tensor:
     """The share of logits whose sign tells the mask."""
     found = torch.zeros((), device=logits.device)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sgqn.fast import compiler, switch
+from sgqn.losses import soft_td_target, sum_of_squared_errors
+from sgqn.replaceable import replace
 
 
 def fits(tensors: Sequence[Tensor], most: int) -> bool:
@@ -52,3 +54,24 @@ def soft_target(reward: Tensor, discount: Tensor, values: Sequence[Tensor], log_
     arguments = (reward, discount, first, second, log_pi.contiguous(), alpha, out, len(out))
     compiler.module("pointwise", out.device).launch("soft_target", 1, 256, 0, *arguments)
     return out
+
+
+# ---- what they replace
+
+
+def _fits_target(reward: Tensor, discount: Tensor, next_qs: Iterable[Tensor], next_log_pi: Tensor, _: Tensor) -> bool:
+    if torch.is_grad_enabled() or not isinstance(next_qs, tuple | list) or len(next_qs) != 2:
+        return False
+    return fits([reward, discount, *next_qs, next_log_pi], 5)
+
+
+@replace(soft_td_target, fits=_fits_target)
+def _soft_td_target(
+    reward: Tensor, discount: Tensor, next_qs: Iterable[Tensor], next_log_pi: Tensor, alpha: Tensor
+) -> Tensor:
+    return soft_target(reward, discount, list(next_qs), next_log_pi, alpha)
+
+
+@replace(sum_of_squared_errors, fits=lambda pairs, *names: fits([row for pair in pairs for row in pair], 4))
+def _sum_of_squared_errors(pairs: Sequence[tuple[Tensor, Tensor]], left: str, right: str) -> Tensor:
+    return squared_errors(pairs)

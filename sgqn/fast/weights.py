@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from sgqn.errors import SgqnError
 from sgqn.fast import compiler, switch
+from sgqn.networks import ema_update
+from sgqn.replaceable import replace
 
 Form = TypeVar("Form", bound="Converted")
 
@@ -113,6 +115,15 @@ def moved(module: nn.Module) -> None:
         for part in module.modules():
             for form in _forms.get(part, {}).values():
                 form.refresh()
+
+
+_plain_ema_update = ema_update.__wrapped__  # type: ignore[attr-defined]
+
+
+@replace(ema_update, fits=lambda target, source, tau: switch.enabled() or next(target.parameters()).is_cuda)
+def _ema_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    _plain_ema_update(target, source, tau)
+    moved(target)
 
 
 class Copies(Converted):

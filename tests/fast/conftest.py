@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sgqn.fast import compiler, encoder, switch
+from sgqn.fast import compiler, encoder, optimizer, switch
 from tests.fast.emulated import Emulator
 
 
@@ -26,6 +26,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "module", module)
     monkeypatch.setattr(encoder, "supported", lambda device: True)
     monkeypatch.setattr(encoder, "processors", lambda device: 2)
+    monkeypatch.setattr(optimizer, "supported", lambda parameter: True)
     monkeypatch.setattr(switch, "takes", lambda x: switch.enabled())
 
 
@@ -33,7 +34,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def paper_agent():
     """A batch, and a maker of equal SGQN agents of the paper's sizes."""
     from sgqn.agents import Spec, build_agent
-    from sgqn.agents.settings import AgentSettings
+    from sgqn.agents.sgqn import SGQNSettings
     from sgqn.augmentations import random_conv
     from sgqn.replay import Batch
 
@@ -43,7 +44,7 @@ def paper_agent():
     batch = Batch(pictures[0], action, torch.rand(2, generator=drawn), torch.full((2,), 0.99), pictures[1])
 
     def make():
-        settings = AgentSettings(batch_size=2)
+        settings = SGQNSettings(batch_size=2)
         return build_agent("sgqn", Spec(action_dim=6), settings, random_conv, seed=0, device="cpu")
 
     return batch, make

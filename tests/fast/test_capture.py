@@ -15,17 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sgqn.agents import AGENTS, Agent, AgentSettings, Phase, Spec, build_agent
+from sgqn import runner
+from sgqn.agents import AGENTS, Agent, Phase, Spec, build_agent
 from sgqn.augmentations import overlay
-from sgqn.fast import capture
-from sgqn.fast.capture import GraphRecorder, Policy, Recorder, Stopwatch, Tally, Updates, Work
-from sgqn.fast.paths import Path, choose
+from sgqn.fast.backend import FastBackend
+from sgqn.fast.capture import CapturedPolicy, EventStopwatch, GraphRecorder, Recorder, Updates, Work
 from sgqn.replay import Batch, Replay
-from tests.agents.small import ACTIONS, CRITIC_ONLY, NAMES, RENDER, SETTINGS, SIZE
+from sgqn.runner import Means, Stopwatch, choose_backend
+from tests.agents.small import ACTIONS, CRITIC_ONLY, NAMES, RENDER, SIZE, VALUES, settings_of
 
 CPU = torch.device("cpu")
-EAGER = choose(CPU)
-CAPTURED = Path("captured", "fp32", CPU, "a GPU that is none")
+EAGER = FastBackend(CPU, "CPU")
+CAPTURED = FastBackend(CPU, "not a real GPU", "captured")
 
 
 def same(phase: Any) -> Any:
@@ -120,10 +121,10 @@ def test_whatever_is_run_is_executed_once_and_in_order(
         if interruptions.get(number) == "reset":
             updates.reset()
         elif interruptions.get(number) == "read":
-            assert updates.tally.read() == oracle(asked, read_until)
+            assert updates.metrics.read() == oracle(asked, read_until)
             read_until = len(asked)
-    assert updates.tally.read() == oracle(asked, read_until)
-    assert updates.tally.read() == {}
+    assert updates.metrics.read() == oracle(asked, read_until)
+    assert updates.metrics.read() == {}
     eager = Learner()
     Updates(same, on(eager.step), (), EAGER).run(asked)
     assert learner.noise == eager.noise
@@ -234,7 +235,7 @@ def test_other_errors_are_not_swallowed() -> None:
 
 
 def test_every_step_runs_in_the_mode_of_the_path() -> None:
-    path = Path("captured", "bf16", CPU, "")
+    path = FastBackend(CPU, "", "captured", "bf16")
     modes = []
 
     def step(phase: int) -> dict[str, Tensor]:
@@ -247,39 +248,39 @@ def test_every_step_runs_in_the_mode_of_the_path() -> None:
         modes.append(torch.is_autocast_enabled("cpu"))
         return obs
 
-    policy = Policy(act, (), path, warmup=1, recorder=FakeRecorder())
+    policy = CapturedPolicy(act, (), path, warmup=1, recorder=FakeRecorder())
     for _ in range(2):
         policy(torch.zeros(1))
     assert modes == [True] * 6  # one eager, one captured, one replayed each
     assert not torch.is_autocast_enabled("cpu")
 
 
-# ---- the tally
+# ---- the means
 
 
-def test_the_tally_reads_means_and_begins_anew_in_place() -> None:
-    tally = Tally()
-    assert tally.read() == {}
+def test_the_means_reads_means_and_begins_anew_in_place() -> None:
+    means = Means()
+    assert means.read() == {}
     for value in (1.0, 2.0):
-        tally.count(tally.add({"a": torch.tensor(value), "b": torch.tensor(10 * value, dtype=torch.bfloat16)}))
-    tally.count(tally.add({"a": torch.tensor(6.0)}))
-    sums = list(tally._sums.values())
-    assert tally.read() == {"a": 3.0, "b": 15.0}
-    assert tally.read() == {}
-    tally.count(tally.add({"a": torch.tensor(5.0)}), times=2)  # a replay counts without adding anew
-    assert tally.read() == {"a": 2.5}
-    assert all(kept is total for kept, total in zip(tally._sums.values(), sums, strict=True))
+        means.count(means.add({"a": torch.tensor(value), "b": torch.tensor(10 * value, dtype=torch.bfloat16)}))
+    means.count(means.add({"a": torch.tensor(6.0)}))
+    sums = list(means._sums.values())
+    assert means.read() == {"a": 3.0, "b": 15.0}
+    assert means.read() == {}
+    means.count(means.add({"a": torch.tensor(5.0)}), times=2)  # a replay counts without adding anew
+    assert means.read() == {"a": 2.5}
+    assert all(kept is total for kept, total in zip(means._sums.values(), sums, strict=True))
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=20), st.data())
-def test_a_restored_tally_goes_on_bit_for_bit(values: list[float], data: st.DataObject) -> None:
+def test_a_restored_means_goes_on_bit_for_bit(values: list[float], data: st.DataObject) -> None:
     split = data.draw(st.integers(0, len(values)))
 
-    def fill(tally: Tally, part: list[float]) -> None:
+    def fill(means: Means, part: list[float]) -> None:
         for value in part:
-            tally.count(tally.add({"loss": torch.tensor(value)}))
+            means.count(means.add({"loss": torch.tensor(value)}))
 
-    whole, first, second = Tally(), Tally(), Tally()
+    whole, first, second = Means(), Means(), Means()
     fill(whole, values)
     fill(first, values[:split])
     fill(second, [3.0])  # forgotten by loading
@@ -302,8 +303,8 @@ def test_the_policy_acts_the_same_captured_and_not() -> None:
 
     generators = [torch.Generator().manual_seed(0) for _ in range(2)]
     recorder = FakeRecorder([generators[1]])
-    plain = Policy(make(generators[0], None), (), EAGER)
-    captured = Policy(make(generators[1], recorder), (), CAPTURED, warmup=2, recorder=recorder)
+    plain = CapturedPolicy(make(generators[0], None), (), EAGER)
+    captured = CapturedPolicy(make(generators[1], recorder), (), CAPTURED, warmup=2, recorder=recorder)
     for i, rows in enumerate([3, 3, 3, 4, 3, 4, 4, 3]):
         obs = torch.full((rows, 5), float(i))
         assert torch.equal(captured(obs), plain(obs))
@@ -318,7 +319,7 @@ def test_the_policy_acts_the_same_captured_and_not() -> None:
 
 def test_a_policy_that_cannot_be_captured_acts_on(caplog: pytest.LogCaptureFixture) -> None:
     recorder = FakeRecorder(fails_at=1)
-    policy = Policy(lambda obs: obs + 1, (), CAPTURED, warmup=1, recorder=recorder)
+    policy = CapturedPolicy(lambda obs: obs + 1, (), CAPTURED, warmup=1, recorder=recorder)
     for i in range(4):
         assert policy(torch.tensor([i])).item() == i + 1
     assert len(caplog.records) == 1
@@ -330,30 +331,30 @@ def test_a_policy_that_cannot_be_captured_acts_on(caplog: pytest.LogCaptureFixtu
 
 def test_the_stopwatch_tells_the_share_between_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 4.0, 5.0, 9.0, 12.0, 16.0, 100.0, 101.0, 102.0, 103.0])
-    monkeypatch.setattr(capture.time, "perf_counter", lambda: next(clock))
-    watch = Stopwatch(CPU)
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))
+    watch = Stopwatch()
     assert watch.read() is None
     for _ in range(3):
-        watch.begin()
-        watch.end()
+        watch.start()
+        watch.stop()
     assert watch.read() == (1 + 3) / (16 - 4)
     assert watch.read() is None
     watch.skip()
-    watch.begin()
-    watch.end()
+    watch.start()
+    watch.stop()
     assert watch.read() is None  # what came before was skipped
-    watch.begin()
-    watch.end()
+    watch.start()
+    watch.stop()
     assert watch.read() == 1 / 2
 
 
 def test_the_stopwatch_keeps_the_newest_laps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
-    monkeypatch.setattr(capture.time, "perf_counter", lambda: next(clock))
-    watch = Stopwatch(CPU, keep=5)
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))
+    watch = Stopwatch(keep=5)
     for _ in range(20):
-        watch.begin()
-        watch.end()
+        watch.start()
+        watch.stop()
     assert len(watch._laps) == 5
     assert watch.read() == 0.5
 
@@ -366,10 +367,12 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 PHASES = (CRITIC_ONLY, Phase())
 
 
-def agent_on_gpu(name: str, size: int = SIZE, settings: AgentSettings = SETTINGS) -> Agent:
+def agent_on_gpu(name: str, size: int = SIZE, **values: Any) -> Agent:
     pictures = torch.randint(256, (7, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
     spec = Spec(ACTIONS, image_size=size, render_size=RENDER * size // SIZE if AGENTS[name].crops else size)
-    return build_agent(name, spec, settings, partial(overlay, pictures=pictures.cuda()), device="cuda")
+    return build_agent(
+        name, spec, settings_of(name, **values or VALUES), partial(overlay, pictures=pictures.cuda()), device="cuda"
+    )
 
 
 def replay_for(agent: Agent) -> Replay:
@@ -388,7 +391,7 @@ def replay_for(agent: Agent) -> Replay:
 
 def large(name: str, **settings: float) -> tuple[Agent, Callable[[Phase], Batch], tuple[torch.Generator, ...]]:
     """An agent of the paper's networks, what prepares its batches, and all that both draw from."""
-    agent = agent_on_gpu(name, 84, AgentSettings(batch_size=64, soda_batch_size=64, **settings))
+    agent = agent_on_gpu(name, 84, batch_size=64, soda_batch_size=64, **settings)
     replay, sampler = replay_for(agent), torch.Generator("cuda").manual_seed(1)
 
     def sample(phase: Phase) -> Batch:
@@ -397,7 +400,9 @@ def large(name: str, **settings: float) -> tuple[Agent, Callable[[Phase], Batch]
     return agent, sample, (agent.generator, agent.preparer, sampler)
 
 
-def learn(name: str, path: Path, updates: int) -> tuple[dict[str, Tensor], dict[str, float], list[Tensor], Updates]:
+def learn(
+    name: str, path: FastBackend, updates: int
+) -> tuple[dict[str, Tensor], dict[str, float], list[Tensor], Updates]:
     agent = agent_on_gpu(name)
     replay = replay_for(agent)
     sampler = torch.Generator("cuda").manual_seed(1)
@@ -408,7 +413,7 @@ def learn(name: str, path: Path, updates: int) -> tuple[dict[str, Tensor], dict[
     work = Updates(same, on(step), (agent.generator, agent.preparer, sampler), path, PHASES, warmup=1)
     for _ in range(updates // 2):
         work.run(PHASES)
-    return agent.state_dict(), work.tally.read(), [agent.generator.get_state(), sampler.get_state()], work
+    return agent.state_dict(), work.metrics.read(), [agent.generator.get_state(), sampler.get_state()], work
 
 
 @gpu
@@ -416,8 +421,8 @@ def learn(name: str, path: Path, updates: int) -> tuple[dict[str, Tensor], dict[
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_updates_equal_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    weights, means, states, _ = learn(name, choose("cuda", "eager", "fp32"), 8)
-    captured, captured_means, captured_states, work = learn(name, choose("cuda", "captured", "fp32"), 8)
+    weights, means, states, _ = learn(name, choose_backend("cuda", "eager", "fp32"), 8)
+    captured, captured_means, captured_states, work = learn(name, choose_backend("cuda", "captured", "fp32"), 8)
     assert list(work._graphs) == [PHASES]
     for state, other in zip(states, captured_states, strict=True):
         assert torch.equal(state, other)
@@ -443,7 +448,10 @@ def fingerprint(batch: Batch) -> Tensor:
 def test_batches_prepared_ahead_are_those_of_eager_updates_and_whole_to_the_end(path: str, precision: str) -> None:
     """Sixteen updates of the paper's size in one graph on several streams: nothing writes to a batch that is in use."""
     updates, every = 64, {}
-    for name, way in (("eager", choose("cuda", "eager", "fp32")), ("captured", choose("cuda", path, precision))):
+    for name, way in (
+        ("eager", choose_backend("cuda", "eager", "fp32")),
+        ("captured", choose_backend("cuda", path, precision)),
+    ):
         agent, sample, generators = large("sgqn")
         found = torch.zeros(updates, 2, dtype=torch.float64, device="cuda")
         number = torch.zeros(1, dtype=torch.int64, device="cuda")
@@ -484,11 +492,11 @@ def test_sixteen_fused_updates_in_one_graph_are_those_that_run_one_by_one(path: 
             learner.target_step()
             return {"followed": learner.target(batch.obs, batch.action)[0].abs().mean()}
 
-        work = Updates(sample, step, generators, choose("cuda", path, "bf16"), PHASES * 8, recorder=recorder)
+        work = Updates(sample, step, generators, choose_backend("cuda", path, "bf16"), PHASES * 8, recorder=recorder)
         work.run(PHASES * 3)
-        work.tally.read()
+        work.metrics.read()
         work.run(PHASES * 8)
-        found.append(work.tally.read()["followed"])
+        found.append(work.metrics.read()["followed"])
         assert bool(work._graphs) == (recorder is None)
     eager, captured = found
     assert captured == pytest.approx(eager, rel=1e-4)
@@ -506,10 +514,10 @@ def test_every_replay_draws_anew_and_is_counted() -> None:
             "phase": torch.full((), phase, device="cuda"),
         }
 
-    updates = Updates(same, on(step), [generator], choose("cuda", "captured", "fp32"), cycle=(1, 3))
+    updates = Updates(same, on(step), [generator], choose_backend("cuda", "captured", "fp32"), cycle=(1, 3))
     for _ in range(10):
         updates.run((1, 3))
-        means = updates.tally.read()
+        means = updates.metrics.read()
         assert means["phase"] == 2
         drawn.append(means["noise"])
     assert len(set(drawn)) == 10
@@ -517,7 +525,7 @@ def test_every_replay_draws_anew_and_is_counted() -> None:
     pairs = [sum(torch.rand((), generator=other, device="cuda").item() for _ in range(2)) / 2 for _ in range(10)]
     assert drawn == pytest.approx(pairs)
     updates.run((1, 3) * 8)
-    assert Counter(updates.tally._counts) == {"noise": 16, "phase": 16}
+    assert Counter(updates.metrics._counts) == {"noise": 16, "phase": 16}
 
 
 @gpu
@@ -532,14 +540,14 @@ def test_a_step_that_waits_for_the_gpu_falls_back(caplog: pytest.LogCaptureFixtu
         total.add_(1)
         return {"noise": noise}
 
-    updates = Updates(same, on(step), [generator], choose("cuda", "captured", "fp32"), cycle=(0,))
+    updates = Updates(same, on(step), [generator], choose_backend("cuda", "captured", "fp32"), cycle=(0,))
     for _ in range(10):
         updates.run((0, 0))
     assert total.item() == 20
     assert len([r for r in caplog.records if "could not be captured" in r.message]) == 1
     other = torch.Generator("cuda").manual_seed(0)
     expected = [torch.rand((), generator=other, device="cuda").item() for _ in range(20)]
-    assert updates.tally.read()["noise"] == pytest.approx(sum(expected) / 20)
+    assert updates.metrics.read()["noise"] == pytest.approx(sum(expected) / 20)
     assert torch.equal(generator.get_state(), other.get_state())
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     torch.rand(3, device="cuda")  # the default generator is fine too
@@ -550,10 +558,10 @@ def test_a_step_that_waits_for_the_gpu_falls_back(caplog: pytest.LogCaptureFixtu
 @needs_gpu
 def test_the_policy_on_a_gpu_acts_as_the_agent_does() -> None:
     agents = [agent_on_gpu("sgqn") for _ in range(2)]
-    captured = Policy(
+    captured = CapturedPolicy(
         lambda obs: agents[0].act(obs, deterministic=False),
         [agents[0].generator],
-        choose("cuda", "captured", "fp32"),
+        choose_backend("cuda", "captured", "fp32"),
     )
     for i in range(8):
         obs = torch.full((4, 9, SIZE, SIZE), i, dtype=torch.uint8, device="cuda")
@@ -564,14 +572,14 @@ def test_the_policy_on_a_gpu_acts_as_the_agent_does() -> None:
 @gpu
 @needs_gpu
 def test_the_stopwatch_reads_the_gpus_clock() -> None:
-    watch = Stopwatch(torch.device("cuda"))
+    watch = EventStopwatch()
     work = torch.randn(2048, 2048, device="cuda")
     for _ in range(4):
         work @ work
-        watch.begin()
+        watch.start()
         for _ in range(3):
             work @ work
-        watch.end()
+        watch.stop()
     share = watch.read()
     assert share is not None
     assert 0 < share < 1

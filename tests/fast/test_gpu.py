@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sgqn import attribution
-from sgqn.agents import AGENTS, Agent, AgentSettings, Phase, Spec, build_agent
+from sgqn.agents import AGENTS, Agent, Phase, Spec, build_agent
 from sgqn.augmentations import random_conv
 from sgqn.fast import encoder, switch
-from sgqn.fast.paths import Path, choose
+from sgqn.fast.backend import FastBackend
 from sgqn.networks import Encoder
 from sgqn.replay import Batch
+from sgqn.runner import choose_backend
+from tests.agents.small import settings_of
 from tests.fast.test_operators import carry_back, convolve, cosine, shaken
 
 BATCH, ACTIONS = 16, 6
@@ -41,10 +43,10 @@ def pictures(count: int, size: int, seed: int) -> Tensor:
     return (255 * smooth(count, 9, size, 12, seed)).byte()
 
 
-def update(name: str, path: Path) -> dict[str, Tensor]:
+def update(name: str, path: FastBackend) -> dict[str, Tensor]:
     """The losses of a new agent's first update."""
     spec = Spec(ACTIONS, render_size=100 if AGENTS[name].crops else 84)
-    settings = AgentSettings(batch_size=BATCH, soda_batch_size=BATCH)
+    settings = settings_of(name, batch_size=BATCH, soda_batch_size=BATCH)
     agent: Agent = build_agent(name, spec, settings, random_conv, seed=0, device="cuda")
     shaken(agent, 0.01)
     drawn, count = torch.Generator().manual_seed(0), agent.sample_size(Phase())
@@ -58,8 +60,8 @@ def update(name: str, path: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", sorted(AGENTS))
 def test_an_update_by_kernels_has_the_plain_ones_losses(name: str) -> None:
-    plain = update(name, choose("cuda", "eager", "fp32"))
-    fused = update(name, choose("cuda", "kernels"))
+    plain = update(name, choose_backend("cuda", "eager", "fp32"))
+    fused = update(name, choose_backend("cuda", "kernels"))
     assert plain
     assert fused.keys() == plain.keys()
     for key, value in plain.items():

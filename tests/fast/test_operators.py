@@ -391,6 +391,15 @@ def test_weights_that_change_within_a_block_are_converted_again(name: str):
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("silent_lists")
+def test_targets_that_have_moved_have_new_versions():
+    target, source = shaken(QHeads(action_dim=6, hidden_dim=128)), QHeads(action_dim=6, hidden_dim=128)
+    before = [p._version for p in target.parameters()]
+    with switch.kernels():
+        ema_update(target, source, 0.1)
+    assert all(p._version > version for p, version in zip(target.parameters(), before, strict=True))
+
+
 def test_targets_that_have_moved_are_converted_at_once(monkeypatch: pytest.MonkeyPatch):
     source, target = shaken(QHeads(action_dim=6, hidden_dim=128)), shaken(QHeads(action_dim=6, hidden_dim=128), 0.05)
     embedding, action = torch.randn(4, 100).tanh(), torch.rand(4, 6)

@@ -1,4 +1,4 @@
-"""Which way the computation goes, on devices that this machine need not have."""
+"""Which path the computation takes, on devices that this machine need not have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 
 from sgqn.errors import InvalidValueError, UnknownNameError
 from sgqn.fast import compiler, switch
-from sgqn.fast.paths import Path, choose
+from sgqn.fast.backend import FastBackend
+from sgqn.runner import Backend, choose_backend
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 H200, H100, A100, T4, B200 = (
@@ -21,9 +22,10 @@ H200, H100, A100, T4, B200 = (
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch):
-    """Pretend that the GPU is this one, and that the kernels have this problem."""
+    """Pretend that there is this GPU, and that the kernels have this problem."""
 
     def pretend(model: tuple[str, tuple[int, int]], problem: str | None = None) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: model[0])
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: model[1])
         old = f"they need compute capability 8.0, this is {model[1][0]}.{model[1][1]}"
@@ -79,16 +81,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
         (T4, None, {"path": "captured"}, "Tesla T4: fp32, captured updates"),
     ],
 )
-def test_the_way_on_a_gpu(gpu, model, problem: str | None, asked: dict[str, str], expected: str) -> None:
+def test_the_path_on_a_gpu(gpu, model, problem: str | None, asked: dict[str, str], expected: str) -> None:
     gpu(model, problem)
-    assert choose(CUDA, **asked).describe() == expected
+    assert choose_backend(CUDA, **asked).describe() == expected
 
 
-def test_the_way_on_a_cpu() -> None:
+def test_the_path_on_a_cpu() -> None:
     for path in ("auto", "eager"):
         for precision in ("auto", "fp32"):
-            chosen = choose("cpu", path, precision)
-            assert chosen == Path("eager", "fp32", CPU, "CPU")
+            chosen = choose_backend("cpu", path, precision)
+            assert chosen == Backend(CPU, "CPU")
             assert chosen.describe() == "CPU: fp32, eager updates"
             assert chosen.to_dict() == {"device": "CPU", "path": "eager", "precision": "fp32", "note": ""}
 
@@ -96,7 +98,7 @@ def test_the_way_on_a_cpu() -> None:
 def test_rocm_is_captured_in_bf16(gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(("AMD Instinct MI300X", (9, 4)), "they need PyTorch's CUDA build")
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    chosen = choose(CUDA)
+    chosen = choose_backend(CUDA)
     assert (chosen.name, chosen.precision) == ("captured", "bf16")
 
 
@@ -120,7 +122,7 @@ def test_what_cannot_be_is_refused_in_one_line(gpu, model, path: str, precision:
     if model is not None:
         gpu(model)
     with pytest.raises(InvalidValueError) as error:
-        choose("cpu" if model is None else CUDA, path, precision)
+        choose_backend("cpu" if model is None else CUDA, path, precision)
     assert "\n" not in str(error.value)
     for part in parts:
         assert part in str(error.value)
@@ -129,14 +131,14 @@ def test_what_cannot_be_is_refused_in_one_line(gpu, model, path: str, precision:
 def test_kernels_that_cannot_be_had_are_refused_with_the_reason(gpu) -> None:
     gpu(H200, "NVRTC was not found")
     with pytest.raises(InvalidValueError, match="NVIDIA H200: NVRTC was not found; use --path captured"):
-        choose(CUDA, "kernels")
+        choose_backend(CUDA, "kernels")
 
 
 def test_unknown_names() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'captured'"):
-        choose("cpu", "capture")
+        choose_backend("cpu", "capture")
     with pytest.raises(UnknownNameError, match="bf16"):
-        choose("cpu", "auto", "fp16")
+        choose_backend("cpu", "auto", "fp16")
 
 
 def test_the_mode_holds_inside_and_only_there() -> None:
@@ -153,11 +155,9 @@ def test_the_mode_holds_inside_and_only_there() -> None:
         "kernels": (True, False, True, True),
     }
     for name, inside in expected.items():
-        with Path(name, "bf16", CPU, "").active():  # type: ignore[arg-type]
+        with FastBackend(CPU, "", name, "bf16").active():
             assert mode() == inside
         assert mode() == outside
-        with pytest.raises(KeyError), Path(name, "bf16", CPU, "").active():  # type: ignore[arg-type]
+        with pytest.raises(KeyError), FastBackend(CPU, "", name, "bf16").active():
             raise KeyError
-        assert mode() == outside
-    with choose("cpu").active():
         assert mode() == outside

@@ -16,9 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,12 +25,38 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from sgqn.errors import DataError, InvalidValueError, UnknownNameError
-from sgqn.fast import pixels
+from sgqn.errors import DataError, InvalidValueError
+from sgqn.registry import Registry
+from sgqn.replaceable import replaceable
 
 log = logging.getLogger(__name__)
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+Function = TypeVar("Function", bound=Callable[..., Tensor])
+
+
+@dataclass(frozen=True)
+class AugmentationEntry:
+    """A registered augmentation; with `needs_images` it takes images, uint8 (num, 3, H, W), as a third argument."""
+
+    function: Callable[..., Tensor]
+    needs_images: bool = False
+
+
+AUGMENTATIONS: Registry[AugmentationEntry] = Registry("augmentation", lambda: None)
+
+
+def register_augmentation(name: str, *, needs_images: bool = False) -> Callable[[Function], Function]:
+    """Register `augmentation(obs, generator) -> obs` under a name. Shapes stay, values lie in [0, 255].
+
+    `needs_images`: it is called with a third argument, random crops of the data directory's overlay images.
+    """
+
+    def register(function: Function) -> Function:
+        AUGMENTATIONS.register(name, AugmentationEntry(function, needs_images), function.__module__)
+        return function
+
+    return register
 
 
 def random_shift(obs: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
@@ -60,23 +85,25 @@ def center_crop(obs: Tensor, size: int = 84) -> Tensor:
     return obs[..., top : top + size, left : left + size]
 
 
+@register_augmentation("overlay", needs_images=True)
 def overlay(obs: Tensor, generator: torch.Generator, pictures: Tensor, alpha: float = 0.5) -> Tensor:
-    """(1 - alpha) obs + alpha picture, the picture drawn from uint8 (num, 3, H, W). Gives float32 in [0, 255].
-
-    The fused kernel rounds to uint8, as the fused encoder would.
-    """
-    frames = _rgb_frames(obs)
-    if pictures.shape[1:] != frames.shape[2:]:
-        raise InvalidValueError(
-            f"overlay: pictures of {tuple(pictures.shape[1:])} on frames of {tuple(frames.shape[2:])}"
-        )
-    index = _randint(len(pictures), (len(obs),), obs, generator)
-    if pixels.fits_overlay(obs, pictures):
-        return pixels.overlay(obs, pictures, index, alpha)
-    chosen = pictures.index_select(0, index).unsqueeze(1)  # (B, 1, 3, H, W)
-    return ((1 - alpha) * frames.float() + alpha * chosen.float()).view(obs.shape)
+    """(1 - alpha) obs + alpha image, the image drawn from uint8 (num, 3, H, W), the same for all stacked frames."""
+    if not 0 <= alpha <= 1:
+        raise InvalidValueError(f"overlay: alpha must lie in [0, 1], got {alpha}")
+    frame = _rgb_frames(obs).shape[2:]
+    if pictures.shape[1:] != frame:
+        raise InvalidValueError(f"overlay: images of {tuple(pictures.shape[1:])} on frames of {tuple(frame)}")
+    return blend(obs, pictures, _randint(len(pictures), (len(obs),), obs, generator), alpha)
 
 
+@replaceable
+def blend(obs: Tensor, images: Tensor, index: Tensor, alpha: float) -> Tensor:
+    """(1 - alpha) obs + alpha images[index], float32 in [0, 255]; a fused version may round to uint8."""
+    chosen = images.index_select(0, index).unsqueeze(1)  # (B, 1, 3, H, W)
+    return ((1 - alpha) * _rgb_frames(obs).float() + alpha * chosen.float()).view(obs.shape)
+
+
+@register_augmentation("random_conv")
 def random_conv(obs: Tensor, generator: torch.Generator) -> Tensor:
     """A random 3x3 colour convolution per image: 255 sigmoid(w * obs / 255), w ~ N(0, 1). Gives float32."""
     frames = _rgb_frames(obs)  # (B, k, 3, H, W)
@@ -89,11 +116,10 @@ def random_conv(obs: Tensor, generator: torch.Generator) -> Tensor:
     return torch.sigmoid(outputs).mul(255).reshape(obs.shape)
 
 
+@replaceable
 def window(obs: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
     """Cut (height, width) out of each image at `top`, `left` (B,); outside, the edge pixels continue."""
     batch, channels, rows, columns = obs.shape
-    if pixels.fits_window(obs, width):
-        return pixels.window(obs, top, left, height, width)
     row = (top[:, None] + torch.arange(height, device=obs.device)).clamp(0, rows - 1)  # (B, height)
     column = (left[:, None] + torch.arange(width, device=obs.device)).clamp(0, columns - 1)  # (B, width)
     pixel = (row[:, :, None] * columns + column[:, None, :]).view(batch, 1, height * width)
@@ -233,44 +259,17 @@ class PictureBank:
         return torch.from_numpy(crops).permute(0, 3, 1, 2).contiguous()
 
 
-@dataclass(frozen=True)
-class Overlay:
-    """`overlay` with the pictures of a bank, which may be refreshed meanwhile."""
-
-    bank: PictureBank | None
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.bank is None:
-            raise InvalidValueError("overlay needs a PictureBank")
-        if not 0 <= self.alpha <= 1:
-            raise InvalidValueError(f"overlay: alpha must lie in [0, 1], got {self.alpha}")
-
-    def __call__(self, obs: Tensor, generator: torch.Generator) -> Tensor:
-        assert self.bank is not None
-        return overlay(obs, generator, self.bank.pictures, self.alpha)
+def make_augmentation(name: str, bank: PictureBank | None = None) -> Augmentation:
+    """The augmentation of that name; one that needs images takes them from the bank, also after it was refreshed."""
+    entry = AUGMENTATIONS[name]
+    if not entry.needs_images:
+        return entry.function
+    if bank is None:
+        raise InvalidValueError(f"the augmentation {name!r} needs images: a PictureBank")
+    return lambda obs, generator: entry.function(obs, generator, bank.pictures)
 
 
-def _without_bank(function: Callable[..., Tensor]) -> Callable[..., Augmentation]:
-    return lambda bank=None, **options: partial(function, **options)
-
-
-AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
-    "overlay": Overlay,
-    "random_conv": _without_bank(random_conv),
-    "random_crop": _without_bank(random_crop),
-    "random_shift": _without_bank(random_shift),
-}
-
-
-def make_augmentation(name: str, bank: PictureBank | None = None, **options: Any) -> Augmentation:
-    """The augmentation of that name with its settings; only `overlay` needs the bank."""
-    if name not in AUGMENTATIONS:
-        raise UnknownNameError("augmentation", name, AUGMENTATIONS)
-    return AUGMENTATIONS[name](bank=bank, **options)
-
-
-# Pictures
+# Images
 
 
 class _PictureFiles:

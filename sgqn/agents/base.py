@@ -1,19 +1,20 @@
-"""What every agent is to the trainer."""
+"""What the trainer, the evaluation and the inspection expect of an agent."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sgqn.attribution.mask import quantile_mask
 from sgqn.errors import InvalidValueError, SgqnError
-from sgqn.fast.optimizer import Adam
-from sgqn.fast.streams import Join, done
+from sgqn.replaceable import replaceable
 from sgqn.replay import Batch
 
 Metrics = dict[str, Tensor]
@@ -23,12 +24,34 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 
 @dataclass(frozen=True)
 class Spec:
-    """The shapes an agent is built for. Some are shown `render_size` pixels and see a crop of `image_size`."""
+    """What an agent is built for. Some agents are shown `render_size` pixels and see a crop of `image_size`."""
 
     action_dim: int
+    """Numbers in a continuous action, or how many discrete actions there are."""
     channels: int = 9
     image_size: int = 84
     render_size: int = 84
+    discrete: bool = False
+
+    def action_vector(self, action: Tensor) -> Tensor:
+        """Actions as vectors (B, action_dim): discrete ones (B,) one-hot, continuous ones as they are."""
+        return F.one_hot(action, self.action_dim).float() if self.discrete else action
+
+    def check_actions(self, action: Tensor, count: int) -> None:
+        """Refuse what is not a batch of `count` actions."""
+        shape = (count,) if self.discrete else (count, self.action_dim)
+        if action.shape != shape:
+            raise InvalidValueError(f"expected actions of shape {shape}, not {(*action.shape,)}")
+        if action.device.type == "cpu" and not action.isfinite().all():  # on a GPU, the host would have to wait
+            raise InvalidValueError(f"actions must be finite numbers, not {action.tolist()}")
+
+
+class Intervals(NamedTuple):
+    """Every how many updates an agent wants its actor, its target networks and its auxiliary step."""
+
+    actor: int = 1
+    targets: int = 1
+    auxiliary: int = 1
 
 
 class Phase(NamedTuple):
@@ -40,41 +63,48 @@ class Phase(NamedTuple):
 
 
 class Agent(nn.Module):
-    """Networks, their optimisers and their randomness; knows no environment, no logger, no file."""
+    """Networks, their optimizers and their random numbers; knows no environment, no logger, no file.
 
-    def __init__(self, spec: Spec, batch_size: int):
+    A subclass implements `make_optimizers`, `learn` and `policy`. `batch_size` is how many transitions an update takes,
+    `discount` the discount factor of the transitions' targets.
+    """
+
+    discount = 0.99
+    intervals = Intervals()
+
+    def __init__(self, spec: Spec, batch_size: int = 128):
         super().__init__()
         self.spec = spec
         self.batch_size = batch_size
-        self.task: str | None = None  # of an agent that was loaded: where it was trained,
-        self.action_repeat: int | None = None  # and with which repeat
+        self.task: str | None = None  # where a loaded agent was trained,
+        self.action_repeat: int | None = None  # and with which action repeat
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.generator = torch.Generator()
         self.preparer = torch.Generator()  # for what `prepare` draws
 
     def make_optimizers(self) -> None:
-        """Called once, when the networks have moved to their device and the generator is set."""
+        """Fill `self.optimizers`. Called once, when the networks have moved to their device."""
         raise NotImplementedError
 
     def update(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
-        """One step of learning: tensors in, tensors out, nothing that a CUDA graph could not capture."""
+        """One update: tensors in, tensors out, nothing that a CUDA graph could not capture."""
         return self.learn(self.prepare(batch), phase)
 
     def prepare(self, batch: Batch) -> Batch:
-        """The part of an update that needs no weights: it may run ahead, beside another update."""
+        """The part of an update that needs no weights: it may run ahead, next to another update."""
         return batch
 
     def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
-        """The rest of an update."""
+        """The rest of an update; returns metrics, scalars by name (losses as `loss/NAME`)."""
         raise NotImplementedError
 
     def sample_size(self, phase: Phase) -> int:
-        """How many transitions `update` wants in this phase."""
+        """How many transitions `update` takes in this phase."""
         del phase
         return self.batch_size
 
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
-        """Actions (B, A) for observations (B, C, H, W)."""
+        """Actions for observations (B, C, H, W): (B, A) in [-1, 1], or integers (B,) where they are discrete."""
         raise NotImplementedError
 
     def value(self, obs: Tensor, action: Tensor) -> Tensor:
@@ -110,24 +140,26 @@ class Agent(nn.Module):
         """What the decoder M_theta predicts: (B, C, H, W) in [0, 1]."""
         raise SgqnError(f"{type(self).__name__} has no attribution decoder: it does not learn to predict masks")
 
+    def left_out(self) -> dict[str, str | None]:
+        """Weights that an exported agent lacks, since only learning needs them: each with the name of the weight whose
+        copy replaces it when the agent is loaded, or None to leave it as it is in a fresh agent."""
+        return {}
+
     @torch.no_grad()
     def act(self, obs: Array, deterministic: bool = True) -> Array:
-        """An action for one observation (C, H, W), or actions for a batch of them; numpy in, numpy out."""
+        """The action for one observation (C, H, W), or the actions for a batch of them; numpy in, numpy out."""
         batch, single = self._as_batch(obs)
         action = self.policy(batch, deterministic)
         return self._like(obs, action[0] if single else action)
 
     @torch.no_grad()
     def predict_mask(self, obs: Array, action: Array) -> Array:
-        """The decoder's guess of the attribution mask, in [0, 1], like `obs`; no backward pass."""
+        """The decoder's prediction of the attribution mask, in [0, 1], like `obs`; no backward pass."""
         batch, single = self._as_batch(obs)
-        given = torch.as_tensor(action, dtype=torch.float32)
-        if given.device.type == "cpu" and not given.isfinite().all():  # of a GPU's, the host would have to wait
-            raise InvalidValueError(f"actions must be finite numbers, not {given.tolist()}")
-        actions: Tensor = (given[None] if single else given).to(batch.device)
-        if actions.shape != (len(batch), self.spec.action_dim):
-            raise InvalidValueError(f"{len(batch)} actions of {self.spec.action_dim} numbers, not {(*actions.shape,)}")
-        mask = self.mask_probabilities(batch, actions)
+        given = torch.as_tensor(action, dtype=torch.int64 if self.spec.discrete else torch.float32)
+        actions = given[None] if single else given
+        self.spec.check_actions(actions, len(batch))
+        mask = self.mask_probabilities(batch, actions.to(batch.device))
         return self._like(obs, mask[0] if single else mask)
 
     @property
@@ -153,18 +185,20 @@ class Agent(nn.Module):
         return result if isinstance(given, Tensor) else result.cpu().numpy()
 
 
-def minimize(optimizer: torch.optim.Optimizer, losses: Losses, before_step: Join = done) -> Metrics:
+def minimize(optimizer: torch.optim.Optimizer, losses: Losses) -> Metrics:
     """One step down the sum of the losses, for the optimizer's own parameters alone."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.zero_grad(set_to_none=True)
     torch.autograd.backward(list(losses.values()), inputs=parameters)
-    before_step()
     optimizer.step()
     return {f"loss/{name}": loss.detach() for name, loss in losses.items()}
 
 
-def adam(parameters: Any, learning_rate: float, beta: float = 0.9) -> torch.optim.Adam:
-    """Adam as the paper sets it; fused, and capturable where a GPU may capture it."""
-    parameters = list(parameters)
-    on_gpu = parameters[0].is_cuda
-    return Adam(parameters, learning_rate, betas=(beta, 0.999), fused=True, capturable=on_gpu)
+@replaceable
+def make_adam(parameters: list[Tensor], learning_rate: float, beta: float) -> torch.optim.Adam:
+    return torch.optim.Adam(parameters, learning_rate, betas=(beta, 0.999), fused=True)
+
+
+def adam(parameters: Iterable[Tensor], learning_rate: float, beta: float = 0.9) -> torch.optim.Adam:
+    """Adam as the paper sets it."""
+    return make_adam(list(parameters), learning_rate, beta)

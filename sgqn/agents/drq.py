@@ -1,19 +1,32 @@
-"""DrQ (Yarats et al., 2020) with K = M = 1: SAC on randomly shifted pictures."""
+"""DrQ (Yarats et al., 2020) with K = M = 1: SAC on randomly shifted images."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from sgqn.agents.base import Spec
-from sgqn.agents.sac import SAC
-from sgqn.agents.settings import AgentSettings
+from sgqn.agents.registry import register_agent
+from sgqn.agents.sac import SAC, SACSettings
+from sgqn.agents.settings import count
 from sgqn.augmentations import Augmentation, random_shift
 
 
-def shift_view(settings: AgentSettings) -> Augmentation | None:
-    """DrQ's random shift, or nothing where its range is zero."""
+@dataclass(frozen=True)
+class DrQSettings(SACSettings):
+    """Hyperparameters of DrQ."""
+
+    shift_pad: int = count(4, least=0)
+    """Range of the random shift in pixels; the authors' SGQN and SVEA use it too. 0: none, as in the paper's SGQN."""
+
+
+def shift_view(settings: DrQSettings) -> Augmentation | None:
+    """DrQ's random shift, or None where its range is zero."""
     return partial(random_shift, pad=settings.shift_pad) if settings.shift_pad else None
 
 
-def drq(spec: Spec, settings: AgentSettings) -> SAC:
+def drq(spec: Spec, settings: DrQSettings) -> SAC:
     return SAC(spec, settings, view=shift_view(settings))
+
+
+register_agent("drq", settings=DrQSettings, augments=False)(lambda spec, settings, _: drq(spec, settings))

@@ -1,13 +1,13 @@
-"""What a value learner is to the methods that wrap it."""
+"""What a value learner offers to the methods that wrap it, and what these methods share."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from sgqn.agents.base import Agent, Losses, Metrics, minimize
-from sgqn.agents.settings import AgentSettings
-from sgqn.fast.streams import Join, done
+from sgqn.agents.base import Agent, Intervals, Losses, Metrics, minimize
+from sgqn.attribution.base import differentiable
+from sgqn.augmentations import Augmentation
 from sgqn.networks import Encoder
 from sgqn.replay import Batch
 
@@ -15,11 +15,12 @@ from sgqn.replay import Batch
 class Learner(Agent):
     """A value learner as SGQN and SODA need it: they add losses to its critic step and steps of their own.
 
-    `encode` and `values` are the online networks; gradients flow through both. A learner with discrete actions answers
-    `values` for the actions taken, and one without an actor does nothing in `actor_step`.
+    `encode` and `values` are the online networks; gradients flow through both. A learner with discrete actions returns
+    from `values` those of the actions taken, and one without an actor does nothing in `actor_step`.
     """
 
-    settings: AgentSettings
+    actor_trains_encoder = False
+    """Whether the actor's loss reaches the convolutions."""
 
     @property
     def encoder(self) -> Encoder:
@@ -37,9 +38,18 @@ class Learner(Agent):
         return batch._replace(obs=obs, next_obs=next_obs)
 
     def view(self, obs: Tensor, generator: torch.Generator) -> Tensor:
-        """A weakly augmented observation; every call draws anew."""
+        """A weakly augmented observation; every call draws another one."""
         del generator
         return obs
+
+    def traced(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
+        """A leaf that represents the observations, to differentiate by, and their features.
+
+        Without `trains`, no loss of the features will be minimized: the weights may have no gradient.
+        """
+        del trains
+        leaf = differentiable(obs)
+        return leaf, self.encode(leaf)
 
     def encode(self, obs: Tensor) -> Tensor:
         return self.encoder(obs)
@@ -55,14 +65,15 @@ class Learner(Agent):
         return self.values(self.encode(obs), action)[0]
 
     def critic_losses(self, batch: Batch, values: tuple[Tensor, ...]) -> Losses:
+        """The losses of the critic step; `values` are those of the batch's observations and actions."""
         raise NotImplementedError
 
-    def critic_step(self, losses: Losses, before_step: Join = done) -> Metrics:
-        return minimize(self.optimizers["critic"], losses, before_step)
+    def critic_step(self, losses: Losses) -> Metrics:
+        return minimize(self.optimizers["critic"], losses)
 
     def actor_features(self, obs: Tensor) -> Tensor:
         """What `actor_step` wants of the observations."""
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.actor_trains_encoder):
             return self.encode(obs)
 
     def actor_step(self, features: Tensor) -> Metrics:
@@ -71,3 +82,33 @@ class Learner(Agent):
 
     def target_step(self) -> None:
         raise NotImplementedError
+
+    def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
+        """`all_critics`: attributions read all of them, so that none may be left out."""
+        del all_critics
+        return {}
+
+
+class Wrapper(Agent):
+    """An agent that adds to a learner's update and otherwise is the learner."""
+
+    def __init__(self, learner: Learner, augmentation: Augmentation, auxiliary_every: int):
+        super().__init__(learner.spec, learner.batch_size)
+        self.learner, self.augmentation = learner, augmentation
+        self.discount = learner.discount
+        self.intervals = Intervals(learner.intervals.actor, learner.intervals.targets, auxiliary_every)
+
+    def make_optimizers(self) -> None:
+        self.learner.generator, self.learner.preparer = self.generator, self.preparer
+        self.learner.make_optimizers()
+        self.optimizers = self.learner.optimizers
+
+    def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
+        return self.learner.policy(obs, deterministic)
+
+    def value(self, obs: Tensor, action: Tensor) -> Tensor:
+        return self.learner.value(obs, action)
+
+    def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
+        inner = self.learner.left_out(all_critics).items()
+        return {f"learner.{name}": None if source is None else f"learner.{source}" for name, source in inner}

@@ -1,30 +1,68 @@
-"""Soft actor-critic from pixels (Haarnoja et al., 2018), the learner that every agent here builds on."""
+"""Soft actor-critic from pixels (Haarnoja et al., 2018), the learner that most agents here build on."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from sgqn.agents.base import Losses, Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.base import Intervals, Losses, Metrics, Phase, Spec, adam, minimize
 from sgqn.agents.learner import Learner
-from sgqn.agents.settings import AgentSettings
+from sgqn.agents.registry import register_agent
+from sgqn.agents.settings import Settings, count, fraction, positive
 from sgqn.augmentations import Augmentation, center_crop
 from sgqn.losses import actor_loss, critic_loss, soft_td_target, temperature_loss
 from sgqn.networks import Actor, Critic, Encoder, ema_update_critic, frozen_copy
 from sgqn.replay import Batch
 
 
+@dataclass(frozen=True)
+class SACSettings(Settings):
+    """Hyperparameters of SAC. Defaults are the authors' code; where the paper's text differs, the field says so."""
+
+    encoder_layers: int = count(11)
+    """Number of convolutions of the encoder."""
+    encoder_filters: int = count(32)
+    """Filters of each convolution."""
+    embedding_dim: int = count(100)
+    """Embedding size of actor and critic."""
+    hidden_dim: int = count(1024)
+    """Units of the two hidden layers of actor and critics."""
+    batch_size: int = count(128)
+    """Transitions in one update."""
+    discount: float = fraction(0.99)
+    """Discount factor gamma."""
+    learning_rate: float = positive(1e-3)
+    """Learning rate of actor and critic."""
+    temperature_learning_rate: float = positive(1e-4)
+    """Learning rate of the temperature, SAC's weight of the entropy."""
+    initial_temperature: float = positive(0.1)
+    """Temperature at the start."""
+    encoder_tau: float = fraction(0.05)
+    """Rate at which the target's encoder and projection follow the critic's."""
+    critic_tau: float = fraction(0.01)
+    """Rate at which the target's Q heads follow the critic's."""
+    actor_every: int = count(2)
+    """Updates per step of actor and temperature; 1 in the paper's pseudo-code."""
+    targets_every: int = count(2)
+    """Updates per step of the target networks."""
+    actor_trains_encoder: bool = False
+    """Let the actor's loss reach the convolutions. The authors stop it there; the paper draws one shared network."""
+
+
 class SAC(Learner):
     """Double Q-learning with an entropy bonus; critic and actor share the convolutions, which the critic trains.
 
-    `view` turns a sampled observation into what the update sees: nothing (SAC), a random shift (DrQ), a crop (RAD).
+    `view` turns a sampled observation into what the update sees: itself (SAC), a random shift (DrQ), a crop (RAD).
     """
 
-    def __init__(self, spec: Spec, settings: AgentSettings, view: Augmentation | None = None):
+    def __init__(self, spec: Spec, settings: SACSettings, view: Augmentation | None = None):
         super().__init__(spec, settings.batch_size)
         self.settings = settings
+        self.discount, self.actor_trains_encoder = settings.discount, settings.actor_trains_encoder
+        self.intervals = Intervals(settings.actor_every, settings.targets_every)
         self.weak_augmentation = view
         encoder = Encoder(spec.channels, settings.encoder_layers, settings.encoder_filters, spec.image_size)
         self.critic = Critic(encoder, spec.action_dim, settings.embedding_dim, settings.hidden_dim)
@@ -34,10 +72,9 @@ class SAC(Learner):
         self.target_entropy = -float(spec.action_dim)
 
     def make_optimizers(self) -> None:
-        """After the networks have moved to their device."""
         rate = self.settings.learning_rate
         trained = list(self.actor.parameters())
-        if self.settings.actor_trains_encoder:
+        if self.actor_trains_encoder:
             trained += self.critic.encoder.parameters()
         self.optimizers["critic"] = adam(self.critic.parameters(), rate)
         self.optimizers["actor"] = adam(trained, rate)
@@ -63,6 +100,9 @@ class SAC(Learner):
     def view(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         return obs if self.weak_augmentation is None else self.weak_augmentation(obs, generator)
 
+    def traced(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
+        return self.encoder.traced(obs, trains)
+
     def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         return self.critic.heads(self.embed(features), action)
 
@@ -76,16 +116,12 @@ class SAC(Learner):
         next_values = self.target(batch.next_obs, policy.action)
         return soft_td_target(batch.reward, batch.discount, next_values, policy.log_prob, self.alpha)
 
-    def actor_features(self, obs: Tensor) -> Tensor:
-        with torch.set_grad_enabled(self.settings.actor_trains_encoder):
-            return self.encode(obs)
-
     def actor_step(self, features: Tensor) -> Metrics:
         """Actor and temperature, on the critic's features."""
         policy = self.actor(
             features,
             self.noise(features.new_empty(len(features), self.spec.action_dim)),
-            detach_encoder=not self.settings.actor_trains_encoder,
+            detach_encoder=not self.actor_trains_encoder,
         )
         values = self.values(features.detach(), policy.action)
         metrics = minimize(self.optimizers["actor"], {"actor": actor_loss(values, policy.log_prob, self.alpha)})
@@ -106,6 +142,16 @@ class SAC(Learner):
             return self.actor.mean_action(features)
         return self.actor(features, self.noise(features.new_empty(len(obs), self.spec.action_dim))).action
 
+    def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
+        """The target networks, and the second critic, which only learning uses."""
+        found: dict[str, str | None] = {}
+        for name in self.critic.state_dict():
+            kept = name if all_critics else name.replace("heads.q2.", "heads.q1.")
+            found[f"target.{name}"] = f"critic.{kept}"
+            if kept != name:
+                found[f"critic.{name}"] = f"critic.{kept}"
+        return found
+
     @property
     def alpha(self) -> Tensor:
         return self.log_alpha.exp()
@@ -113,3 +159,6 @@ class SAC(Learner):
     def noise(self, like: Tensor) -> Tensor:
         """Standard normal numbers of the shape of `like`, from the agent's own generator."""
         return torch.randn(like.shape, generator=self.generator, device=like.device)
+
+
+register_agent("sac", settings=SACSettings, augments=False)(lambda spec, settings, _: SAC(spec, settings))

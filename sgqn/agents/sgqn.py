@@ -1,205 +1,125 @@
-"""SGQN, the paper's method: a value learner that is told to look where it looks."""
+"""SGQN, the paper's method: a value learner that is trained to look where it looks."""
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from sgqn.agents.base import Agent, Metrics, Phase, adam, minimize
+from sgqn.agents.base import Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.drq import DrQSettings, drq
 from sgqn.agents.learner import Learner
-from sgqn.attribution import (
-    METHODS,
-    fill,
-    get,
-    gradient_of,
-    guided_gradient_of,
-    quantile_mask,
-    share,
-    sign_agreement,
-    soft_mask,
-    switchable_relu,
-)
-from sgqn.augmentations import Augmentation
-from sgqn.fast.pixels import byte_range, fits_range
-from sgqn.fast.streams import AHEAD, FIRST, Join, aside, done, mark
+from sgqn.agents.registry import register_agent
+from sgqn.agents.saliency import Saliency, SaliencyWrapper
+from sgqn.agents.settings import count, named, positive, quantile, ruled, weight
+from sgqn.attribution import METHODS
+from sgqn.attribution.mask import fill, random_value, share, sign_agreement
+from sgqn.augmentations import AUGMENTATIONS, Augmentation
 from sgqn.losses import consistency_loss, mask_prediction_loss
 from sgqn.networks import AttributionDecoder
+from sgqn.replaceable import replaceable
 from sgqn.replay import Batch
 
-# Methods that differentiate the value itself can share its forward pass.
-_OF_GRAPH = {"gradient": gradient_of, "guided_backprop": guided_gradient_of}
+
+@dataclass(frozen=True)
+class SGQNSettings(DrQSettings):
+    """Hyperparameters of SGQN."""
+
+    rho: float = quantile(0.95)
+    """Quantile of the attribution below which pixels are masked."""
+    attribution: str = named("guided_backprop", "attribution method", lambda: METHODS)
+    """Attribution method."""
+    attribution_target: Literal["q1", "mean"] = "q1"
+    """What is attributed: the first critic (authors), or the mean of both."""
+    mask: Literal["quantile", "soft"] = "quantile"
+    """A binary mask, or the normalised attribution that the paper mentions as an alternative."""
+    mask_fill: Literal["random", "zero"] = "random"
+    """Value of masked pixels: one random value per batch (authors), or zero (the paper's s ⊙ M)."""
+    consistency_weight: float = weight(0.5)
+    """Weight lambda of the consistency loss; the paper gives no value."""
+    augmentation: str = named("overlay", "augmentation", lambda: AUGMENTATIONS)
+    """Augmentation tau of the images that masks are predicted from."""
+    auxiliary_every: int = count(2)
+    """Updates per step of mask prediction."""
+    auxiliary_learning_rate: float = positive(3e-4)
+    """Learning rate of the mask prediction."""
+    recompute_attribution: bool = True
+    """Predict the mask of the weights after the critic step (authors), or the one that the critic step used."""
+    decoder_filters: tuple[int, int] = ruled(
+        (128, 64), lambda value: len(value) == 2 and all(n >= 1 for n in value), "two positive integers"
+    )
+    """Filters of the decoder's two hidden convolutions. The paper's text says (64, 64)."""
 
 
-class SGQN(Agent):
+class SGQN(SaliencyWrapper):
     """Wraps a learner. L_C: its value may not depend on the pixels outside the attribution mask.
-    L_SL: its features of an augmented picture must tell that mask.
-
-    Either half can be left out, which gives the paper's ablations.
+    L_SL: its features of an augmented image must predict that mask. The ablations leave one of them out.
     """
 
-    def __init__(self, learner: Learner, augmentation: Augmentation, consistency: bool = True, selfsup: bool = True):
-        super().__init__(learner.spec, learner.batch_size)
-        self.settings = settings = learner.settings
-        self.learner = learner
-        self.augmentation = augmentation
-        self.consistency, self.selfsup = consistency, selfsup
-        self.attribution = get(settings.attribution)
-        self.mask = partial(quantile_mask, rho=settings.rho) if settings.mask == "quantile" else soft_mask
-        if selfsup:
-            spec = self.spec
-            self.decoder = AttributionDecoder(
-                spec.action_dim,
-                spec.channels,
-                settings.embedding_dim,
-                spec.image_size,
-                settings.encoder_filters,
-                settings.decoder_filters,
-            )
+    def __init__(
+        self, learner: Learner, settings: SGQNSettings, augmentation: Augmentation, *, without: str | None = None
+    ):
+        super().__init__(learner, augmentation, settings.auxiliary_every)
+        self.settings = settings
+        self.consistency, self.selfsup = without != "consistency", without != "selfsup"
+        self.saliency = Saliency(
+            learner, settings.attribution, settings.rho, settings.attribution_target, settings.mask
+        )
+        self.decoder = None
+        if self.selfsup:
+            sizes = (settings.embedding_dim, self.spec.image_size, settings.encoder_filters, settings.decoder_filters)
+            self.decoder = AttributionDecoder(self.spec.action_dim, self.spec.channels, *sizes)
 
     def make_optimizers(self) -> None:
-        self.learner.generator, self.learner.preparer = self.generator, self.preparer
-        self.learner.make_optimizers()
-        self.optimizers = self.learner.optimizers
-        if self.selfsup:
+        super().make_optimizers()
+        if self.decoder is not None:
             trained = nn.ModuleList([self.learner.encoder, self.learner.projection, self.decoder]).parameters()
             self.optimizers["auxiliary"] = adam(trained, self.settings.auxiliary_learning_rate)
 
     def prepare(self, batch: Batch) -> Batch:
         return self.learner.prepare(batch)
 
+    @replaceable
     def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
         metrics, mask = self.critic_step(batch)
-        auxiliary, device = phase.auxiliary and self.selfsup, batch.obs.device
-        with aside(device, FIRST) as join_mask:  # on a GPU, the mask beside its prediction, which waits for it
-            features, seen = None, None
-            if auxiliary and (mask is None or self.settings.recompute_attribution):
-                # Attributed with the weights that the critic step left, as the actor sees them: one pass serves both.
-                trains = phase.actor and self.settings.actor_trains_encoder
-                leaf, features = self.traced_features(batch.obs, trains)
-                seen = None if trains else mark(device)  # the actor need not wait for the mask
-                mask = self.mask(self.attribute(self.traced_values(features, batch.action), leaf, batch))
-            elif phase.actor:
-                features = self.learner.actor_features(batch.obs)
-            with aside(device, since=seen) as join_actor:
-                if phase.actor:
-                    assert features is not None
-                    metrics |= self.learner.actor_step(features)
-                if phase.targets:
-                    self.learner.target_step()
-        if self.settings.actor_trains_encoder:
-            join_actor()
-        if auxiliary:
-            assert mask is not None
-            metrics |= self.auxiliary_step(batch, mask, join_mask, join_actor)
-        join_mask()
-        join_actor()
+        predicts = phase.auxiliary and self.selfsup
+        if predicts and (mask is None or self.settings.recompute_attribution):
+            mask = self.saliency(batch)
+        if phase.actor:
+            metrics |= self.learner.actor_step(self.learner.actor_features(batch.obs))
+        if phase.targets:
+            self.learner.target_step()
+        if predicts:
+            metrics |= self.auxiliary_step(batch, mask)
         return metrics
 
     def critic_step(self, batch: Batch) -> tuple[Metrics, Tensor | None]:
-        """L_Q + lambda L_C; also returns the mask M_rho(Q, s, a)."""
-        learner, action = self.learner, batch.action
+        """A step down L_Q + lambda L_C; also returns the mask M_rho(Q, s, a)."""
+        learner, saliency, (obs, action) = self.learner, self.saliency, batch[:2]
         if not self.consistency:
-            values = learner.values(learner.encode(batch.obs), action)
-            return learner.critic_step(learner.critic_losses(batch, values)), None
-        leaf, features = self.traced_features(batch.obs)
-        values = self.traced_values(features, action)
-        with aside(leaf.device, FIRST) as join_fill:
-            fill_value = self.fill_value(batch.obs)
-        with aside(leaf.device) as join_losses:  # nobody but the values' own gradient waits for the target
-            losses = learner.critic_losses(batch, values)
-        mask = self.mask(self.attribute(values, leaf, batch))
-        join_fill()
-        masked = fill(batch.obs, mask, fill_value)
-        with aside(leaf.device, FIRST) as join_masked:  # its backward pass then runs beside the other
-            masked_values = learner.values(learner.encode(masked), action)
-        with aside(leaf.device, AHEAD) as join_share:
-            kept = share(mask)
-        join_masked()
+            return learner.critic_step(learner.critic_losses(batch, learner.values(learner.encode(obs), action))), None
+        leaf, features = saliency.trace(obs)
+        values = saliency.values(features, action)
+        mask = saliency.mask(saliency.attribution(values, leaf, batch))
+        masked = fill(obs, mask, self.fill_value(obs))
+        losses = learner.critic_losses(batch, values)
+        masked_values = learner.values(learner.encode(masked), action)
         losses["consistency"] = self.settings.consistency_weight * consistency_loss(values, masked_values)
-        metrics = learner.critic_step(losses, join_losses)
-        join_share()
-        return metrics | {"mask/kept": kept}, mask
+        return learner.critic_step(losses) | {"mask/kept": share(mask)}, mask
 
-    def predict(self, obs: Tensor, action: Tensor) -> Tensor:
-        """The logits of M_theta."""
-        return self.decoder(self.learner.embed(self.learner.encode(obs)), action)
-
-    def auxiliary_step(self, batch: Batch, mask: Tensor, before_loss: Join = done, before_step: Join = done) -> Metrics:
-        """L_SL: predict the mask from the augmented picture."""
+    def auxiliary_step(self, batch: Batch, mask: Tensor | None) -> Metrics:
+        """A step down L_SL: predict the mask from the augmented image."""
+        assert mask is not None
         logits = self.predict(self.augmentation(batch.obs, self.generator), batch.action)
-        before_loss()
-        with aside(mask.device, AHEAD) as join:
-            agreement = sign_agreement(logits, mask)
-        loss = {"mask": mask_prediction_loss(logits, mask)}
-        metrics = minimize(self.optimizers["auxiliary"], loss, before_step)  # whose weights the actor's loss reads
-        join()
-        return metrics | {"mask/agreement": agreement}
-
-    def traced_features(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
-        """A leaf that stands for the observation, and features whose ReLUs can be read backwards in the guided way too.
-
-        `trains`: whether a loss of these features will be minimised.
-        """
-        with switchable_relu():
-            return self.learner.encoder.traced(obs, trains)
-
-    def traced_values(self, features: Tensor, action: Tensor) -> tuple[Tensor, ...]:
-        """The values of (s, a), whose ReLUs can also be read backwards in the guided way."""
-        with switchable_relu():
-            return self.learner.values(features, action)
-
-    def attribute(self, values: tuple[Tensor, ...], leaf: Tensor, batch: Batch) -> Tensor:
-        """The attribution of traced values to the pixels of s; from their own forward pass where that is exact."""
-        method = self.settings.attribution
-        if method in _OF_GRAPH:
-            return _OF_GRAPH[method](self.target_of(values), leaf)
-        return self.attribution(lambda o, a: self.target_of(self._values(o, a)), batch.obs, batch.action)
-
-    def attribution_mask(self, batch: Batch) -> Tensor:
-        """M_rho(Q, s, a)."""
-        leaf, features = self.traced_features(batch.obs, trains=False)
-        return self.mask(self.attribute(self.traced_values(features, batch.action), leaf, batch))
-
-    def target_of(self, values: tuple[Tensor, ...]) -> Tensor:
-        return values[0] if self.settings.attribution_target == "q1" else torch.stack(values).mean(dim=0)
+        metrics = minimize(self.optimizers["auxiliary"], {"mask": mask_prediction_loss(logits, mask)})
+        return metrics | {"mask/agreement": sign_agreement(logits, mask)}
 
     def fill_value(self, obs: Tensor) -> Tensor | float:
-        """What masked pixels become: zero, or one uniform value within the batch's range of pixels."""
-        if self.settings.mask_fill == "zero":
-            return 0.0
-        low, high = byte_range(obs) if fits_range(obs) else (bound.float() for bound in torch.aminmax(obs))
-        return low + (high - low) * torch.rand((), generator=self.generator, device=obs.device)
-
-    def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
-        return self.learner.policy(obs, deterministic)
-
-    def value(self, obs: Tensor, action: Tensor) -> Tensor:
-        return self.target_of(self._values(obs, action))
-
-    @property
-    def explained_by(self) -> str:
-        return self.settings.attribution
-
-    @property
-    def rho(self) -> float:
-        return self.settings.rho
-
-    def mask_of(self, attribution: Tensor, rho: float) -> Tensor:
-        return soft_mask(attribution) if self.settings.mask == "soft" else quantile_mask(attribution, rho)
-
-    @property
-    def predicts_masks(self) -> bool:
-        return self.selfsup
-
-    def mask_probabilities(self, obs: Tensor, action: Tensor) -> Tensor:
-        if not self.selfsup:
-            return super().mask_probabilities(obs, action)
-        return self.predict(obs, action).sigmoid()
-
-    def _values(self, obs: Tensor, action: Tensor) -> tuple[Tensor, ...]:
-        return self.learner.values(self.learner.encode(obs), action)
+        """What masked pixels become."""
+        return 0.0 if self.settings.mask_fill == "zero" else random_value(obs, self.generator)
 
 
-assert set(_OF_GRAPH) <= set(METHODS)
+@register_agent("sgqn", settings=SGQNSettings, masks=True)
+def sgqn(spec: Spec, settings: SGQNSettings, augmentation: Augmentation) -> SGQN:
+    return SGQN(drq(spec, settings), settings, augmentation)

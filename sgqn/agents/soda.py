@@ -1,38 +1,55 @@
-"""SODA (Hansen & Wang, 2021): features of an augmented picture predict a slow copy's features of the clean one."""
+"""SODA (Hansen & Wang, 2021): features of an augmented image predict a slow copy's features of the clean one."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from sgqn.agents.base import Agent, Metrics, Phase, adam, minimize
-from sgqn.agents.learner import Learner
-from sgqn.augmentations import Augmentation
+from sgqn.agents.base import Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.learner import Learner, Wrapper
+from sgqn.agents.rad import rad
+from sgqn.agents.registry import register_agent
+from sgqn.agents.sac import SACSettings
+from sgqn.agents.settings import count, fraction, named, positive
+from sgqn.augmentations import AUGMENTATIONS, Augmentation
 from sgqn.errors import InvalidValueError
 from sgqn.losses import byol_loss
 from sgqn.networks import SodaMLP, ema_update, frozen_copy
 from sgqn.replay import Batch
 
 
-class SODA(Agent):
+@dataclass(frozen=True)
+class SODASettings(SACSettings):
+    """Hyperparameters of SODA."""
+
+    augmentation: str = named("overlay", "augmentation", lambda: AUGMENTATIONS)
+    """The strong augmentation."""
+    auxiliary_every: int = count(2)
+    """Updates per step of feature prediction."""
+    soda_batch_size: int = count(256, least=2)  # batch norm needs two
+    """Transitions in a step of feature prediction."""
+    soda_tau: float = fraction(0.005)
+    """Rate at which the slow network follows."""
+    soda_learning_rate: float = positive(1e-3)
+    """Learning rate of the feature prediction."""
+
+
+class SODA(Wrapper):
     """A learner (SAC, or SVEA) and, every other update, a step of feature prediction on a batch of its own."""
 
-    def __init__(self, learner: Learner, augmentation: Augmentation):
-        super().__init__(learner.spec, learner.batch_size)
-        self.settings = learner.settings
-        self.learner = learner
-        self.augmentation = augmentation
-        dim = self.settings.embedding_dim
+    def __init__(self, learner: Learner, settings: SODASettings, augmentation: Augmentation):
+        super().__init__(learner, augmentation, settings.auxiliary_every)
+        self.settings = settings
+        dim = settings.embedding_dim
         self.projector = SodaMLP(math.prod(learner.encoder.out_shape), dim, dim)
         self.predictor = SodaMLP(dim, dim, dim)
         self.slow = frozen_copy(nn.Sequential(learner.encoder, self.projector))
 
     def make_optimizers(self) -> None:
-        self.learner.generator, self.learner.preparer = self.generator, self.preparer
-        self.learner.make_optimizers()
-        self.optimizers = self.learner.optimizers
+        super().make_optimizers()
         trained = nn.ModuleList([self.learner.encoder, self.projector, self.predictor]).parameters()
         self.optimizers["auxiliary"] = adam(trained, self.settings.soda_learning_rate)
 
@@ -48,7 +65,7 @@ class SODA(Agent):
         return metrics
 
     def auxiliary_step(self, obs: Tensor) -> Metrics:
-        """L_SODA between two views of each picture, the online one strongly augmented too."""
+        """L_SODA between two views of each image, the online one strongly augmented too."""
         clean, other = (self.learner.view(obs, self.generator) for _ in range(2))
         augmented = self.augmentation(other, self.generator)
         prediction = self.predictor(self.projector(self.learner.encode(augmented)))
@@ -59,8 +76,12 @@ class SODA(Agent):
         ema_update(self.slow, nn.Sequential(self.learner.encoder, self.projector), self.settings.soda_tau)
         return metrics
 
-    def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
-        return self.learner.policy(obs, deterministic)
+    def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
+        """What the learner leaves out, and all of the feature prediction."""
+        own = nn.ModuleDict({"projector": self.projector, "predictor": self.predictor, "slow": self.slow})
+        return {**super().left_out(all_critics), **dict.fromkeys(own.state_dict())}
 
-    def value(self, obs: Tensor, action: Tensor) -> Tensor:
-        return self.learner.value(obs, action)
+
+@register_agent("soda", settings=SODASettings, crops=True)
+def soda(spec: Spec, settings: SODASettings, augmentation: Augmentation) -> SODA:
+    return SODA(rad(spec, settings), settings, augmentation)

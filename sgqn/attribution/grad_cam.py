@@ -12,9 +12,11 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from sgqn.attribution.base import QFunction
 from sgqn.attribution.common import captum, check_natural, check_pictures, inputs, one_value
+from sgqn.attribution.registry import register_attribution
 from sgqn.errors import InvalidValueError
 
 
+@register_attribution("grad_cam", needs_captum=True)
 def grad_cam(
     q: QFunction,
     obs: Tensor,

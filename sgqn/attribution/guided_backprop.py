@@ -27,13 +27,8 @@ from torch.overrides import TorchFunctionMode
 
 from sgqn.attribution.base import QFunction, gradient_of
 from sgqn.attribution.gradient import gradient
+from sgqn.attribution.registry import register_attribution
 from sgqn.errors import InvalidValueError
-
-
-def guided_backprop(q: QFunction, obs: Tensor, action: Tensor) -> Tensor:
-    """dQ(s, a) / ds if each ReLU, the Q head's too, passes back only positive gradients of active units."""
-    with _ReplaceReLU(guided=lambda: True):
-        return gradient(q, obs, action)
 
 
 def guided_gradient_of(value: Tensor, obs: Tensor, retain_graph: bool = True) -> Tensor:
@@ -43,6 +38,13 @@ def guided_gradient_of(value: Tensor, obs: Tensor, retain_graph: bool = True) ->
         if not _switch.asked:
             raise InvalidValueError("no ReLU to guide: compute the value inside `with switchable_relu():`")
     return attribution
+
+
+@register_attribution("guided_backprop", of_graph=guided_gradient_of)
+def guided_backprop(q: QFunction, obs: Tensor, action: Tensor) -> Tensor:
+    """dQ(s, a) / ds if each ReLU, the Q head's too, passes back only positive gradients of active units."""
+    with _ReplaceReLU(guided=lambda: True):
+        return gradient(q, obs, action)
 
 
 def switchable_relu() -> AbstractContextManager[object]:

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from sgqn.attribution.base import QFunction
 from sgqn.attribution.grad_cam import grad_cam
 from sgqn.attribution.guided_backprop import guided_backprop
+from sgqn.attribution.registry import register_attribution
 
 
+@register_attribution("guided_grad_cam", needs_captum=True)
 def guided_grad_cam(
     q: QFunction, obs: Tensor, action: Tensor, layer: nn.Module | None = None, stride: int | None = None
 ) -> Tensor:

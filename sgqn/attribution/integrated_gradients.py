@@ -7,9 +7,11 @@ from torch import Tensor
 
 from sgqn.attribution.base import QFunction
 from sgqn.attribution.common import captum, check_natural, inputs, one_value
+from sgqn.attribution.registry import register_attribution
 from sgqn.errors import InvalidValueError
 
 
+@register_attribution("integrated_gradients", needs_captum=True)
 def integrated_gradients(
     q: QFunction,
     obs: Tensor,

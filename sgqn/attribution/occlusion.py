@@ -9,9 +9,11 @@ from torch import Tensor
 
 from sgqn.attribution.base import QFunction
 from sgqn.attribution.common import OnStep, captum, check_natural, check_pictures, colours, inputs, one_value
+from sgqn.attribution.registry import register_attribution
 from sgqn.errors import InvalidValueError
 
 
+@register_attribution("occlusion", needs_captum=True)
 def occlusion(
     q: QFunction,
     obs: Tensor,

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from sgqn.attribution.base import QFunction
 from sgqn.attribution.common import OnStep, check_natural, check_pictures, colours, inputs, one_value, random, repeat
+from sgqn.attribution.registry import register_attribution
 from sgqn.errors import InvalidValueError
 
 
+@register_attribution("rise")
 def rise(
     q: QFunction,
     obs: Tensor,

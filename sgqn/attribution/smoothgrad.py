@@ -10,9 +10,11 @@ from torch import Tensor
 from sgqn.attribution.base import QFunction
 from sgqn.attribution.common import check_natural, inputs, random, repeat
 from sgqn.attribution.gradient import gradient
+from sgqn.attribution.registry import register_attribution
 from sgqn.errors import InvalidValueError
 
 
+@register_attribution("smoothgrad")
 def smoothgrad(
     q: QFunction,
     obs: Tensor,

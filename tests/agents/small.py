@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sgqn.agents import AGENTS, Agent, AgentSettings, Phase, Spec, build_agent
+from sgqn.agents import AGENTS, Agent, Phase, Spec, build_agent
+from sgqn.agents.sgqn import SGQNSettings
 from sgqn.augmentations import overlay
 from sgqn.replay import Batch
 
@@ -17,25 +18,33 @@ NAMES = sorted(AGENTS)
 ACTIONS = 2
 SIZE = 48
 RENDER = 56
-SETTINGS = AgentSettings(
-    encoder_layers=4,
-    encoder_filters=8,
-    embedding_dim=16,
-    hidden_dim=32,
-    decoder_filters=(16, 8),
-    batch_size=6,
-    soda_batch_size=5,
-    rho=0.9,
-)
+VALUES: dict[str, Any] = {
+    "encoder_layers": 4,
+    "encoder_filters": 8,
+    "embedding_dim": 16,
+    "hidden_dim": 32,
+    "decoder_filters": (16, 8),
+    "batch_size": 6,
+    "soda_batch_size": 5,
+    "rho": 0.9,
+}
+SETTINGS = SGQNSettings(**{name: value for name, value in VALUES.items() if name != "soda_batch_size"})
 CRITIC_ONLY = Phase(actor=False, targets=False, auxiliary=False)
 PICTURES = torch.randint(256, (7, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(99))
 OVERLAY = partial(overlay, pictures=PICTURES)
 
 
+def settings_of(name: str, **values: Any) -> Any:
+    """An agent's settings with those of the values that it has."""
+    kind = AGENTS[name].settings
+    names = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{key: value for key, value in values.items() if key in names})
+
+
 def small(name: str, seed: int = 0, *, perturb: bool = True, double: bool = False, **settings: Any) -> Any:
     """An agent; `perturb` moves every weight off the sparse initialisation, so that all pixels count."""
     spec = Spec(ACTIONS, image_size=SIZE, render_size=RENDER if AGENTS[name].crops else SIZE)
-    agent = build_agent(name, spec, replace(SETTINGS, **settings), OVERLAY, seed=seed)
+    agent = build_agent(name, spec, settings_of(name, **VALUES | settings), OVERLAY, seed=seed)
     if perturb:
         generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():

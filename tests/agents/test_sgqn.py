@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sgqn.agents import AgentSettings, Phase, Spec
+from sgqn.agents import Phase, Spec
 from sgqn.agents.base import Losses, adam
 from sgqn.agents.learner import Learner
-from sgqn.agents.sgqn import SGQN
+from sgqn.agents.sgqn import SGQN, SGQNSettings
 from sgqn.attribution import guided_backprop
+from sgqn.errors import InvalidValueError
 from sgqn.networks import Encoder, Projection, frozen_copy
 from sgqn.replay import Batch
 from tests.agents.small import (
@@ -155,9 +156,9 @@ def test_mask_prediction_loss_by_hand():
 def test_attribution_from_the_shared_forward_pass_equals_a_pass_of_its_own():
     agent = small("sgqn")
     batch = batch_for(agent)
-    obs, features = agent.traced_features(batch.obs)
-    values = agent.traced_values(features, batch.action)
-    attribution = agent.attribute(values, obs, batch)
+    obs, features = agent.saliency.trace(batch.obs)
+    values = agent.saliency.values(features, batch.action)
+    attribution = agent.saliency.attribution(values, obs, batch)
     expected = guided_backprop(q1_of(agent), batch.obs, batch.action)
     torch.testing.assert_close(attribution, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
     assert torch.equal(values[0], q1_of(agent)(batch.obs, batch.action))
@@ -231,12 +232,13 @@ def test_sac_consistency_is_sgqn_without_the_auxiliary_step():
         whole.update(batch_for(whole, step), Phase(auxiliary=False))
     assert same(snapshot(ablation.learner), snapshot(whole.learner))
     assert same(snapshot(whole.decoder), snapshot(small("sgqn").decoder))
-    assert not hasattr(ablation, "decoder")
+    assert ablation.decoder is None
 
 
 def test_without_both_halves_it_is_the_learner():
     bare = small("drq")
-    wrapped = SGQN(small("drq"), OVERLAY, consistency=False, selfsup=False)
+    wrapped = SGQN(small("drq"), SETTINGS, OVERLAY, without="selfsup")
+    wrapped.consistency = False
     wrapped.generator, wrapped.preparer = wrapped.learner.generator, wrapped.learner.preparer
     wrapped.make_optimizers()
     for step in range(2):
@@ -279,8 +281,8 @@ def test_other_readings_run_and_differ(reading):
 def test_attribution_of_the_mean_and_of_the_plain_gradient():
     agent = small("sgqn", attribution="gradient", attribution_target="mean")
     batch = batch_for(agent)
-    obs, features = agent.traced_features(batch.obs)
-    attribution = agent.attribute(agent.traced_values(features, batch.action), obs, batch)
+    obs, features = agent.saliency.trace(batch.obs)
+    attribution = agent.saliency.attribution(agent.saliency.values(features, batch.action), obs, batch)
     leaf = batch.obs.float().requires_grad_()
     q1, q2 = agent.learner.critic(leaf, batch.action)
     (expected,) = torch.autograd.grad(((q1 + q2) / 2).sum(), leaf)
@@ -306,7 +308,7 @@ def test_soft_masks_interpolate_and_are_predicted():
 class TinyDQN(Learner):
     """Discrete actions, one critic, no actor: SGQN asks nothing more of a learner than what is here."""
 
-    def __init__(self, spec: Spec, settings: AgentSettings):
+    def __init__(self, spec: Spec, settings: SGQNSettings):
         super().__init__(spec, settings.batch_size)
         self.settings = settings
         self.conv = Encoder(spec.channels, settings.encoder_layers, settings.encoder_filters, spec.image_size)
@@ -326,7 +328,7 @@ class TinyDQN(Learner):
         self.optimizers["critic"] = adam(nn.ModuleList([self.conv, self.linear, self.head]).parameters(), 1e-3)
 
     def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, ...]:
-        return ((self.head(self.embed(features)) * action).sum(1),)
+        return (self.head(self.embed(features)).gather(1, action[:, None])[:, 0],)
 
     def critic_losses(self, batch: Batch, values: tuple[Tensor, ...]) -> Losses:
         target = batch.reward + batch.discount * self.target(batch.next_obs).amax(1)
@@ -336,21 +338,28 @@ class TinyDQN(Learner):
         pass
 
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
-        return F.one_hot(self.head(self.embed(self.encode(obs))).argmax(1), self.spec.action_dim)
+        return self.head(self.embed(self.encode(obs))).argmax(1)
 
 
 def test_a_discrete_learner_can_be_wrapped():
     torch.manual_seed(0)
-    agent = SGQN(TinyDQN(Spec(ACTIONS, image_size=SIZE, render_size=SIZE), SETTINGS), OVERLAY)
+    agent = SGQN(TinyDQN(Spec(ACTIONS, image_size=SIZE, render_size=SIZE, discrete=True), SETTINGS), SETTINGS, OVERLAY)
     agent.make_optimizers()
     batch = batch_for(agent)
-    batch = batch._replace(action=F.one_hot((batch.action[:, 0] > 0).long(), ACTIONS).float())
+    batch = batch._replace(action=(batch.action[:, 0] > 0).long())
     first = agent.update(batch)
     for _ in range(20):
         last = agent.update(batch, CRITIC_ONLY._replace(auxiliary=True))
     assert last["loss/critic"] < first["loss/critic"]
     assert last["loss/mask"] < first["loss/mask"]
     assert agent.predict_mask(batch.obs, batch.action).shape == batch.obs.shape
+    assert agent.predict_mask(batch.obs[0], batch.action[0]).shape == batch.obs[0].shape
+    actions = agent.act(batch.obs.numpy())
+    assert (actions.dtype, actions.shape) == (np.int64, (len(batch.obs),))
+    assert agent.act(batch.obs[0].numpy()) == actions[0]
+    assert agent.value(batch.obs, batch.action).shape == (len(batch.obs),)
+    with pytest.raises(InvalidValueError, match=r"expected actions of shape \(6,\), not \(6, 2\)"):
+        agent.predict_mask(batch.obs, torch.zeros(6, 2))
 
 
 def test_random_convolution_can_be_the_augmentation():
@@ -372,10 +381,9 @@ def test_an_attribution_method_that_needs_its_own_passes_can_be_used(monkeypatch
         calls.append(q(obs, action).shape)
         return guided_backprop(q, obs, action)
 
-    monkeypatch.setitem(attribution.METHODS, "halves", halves)
+    monkeypatch.setitem(attribution.METHODS._things, "halves", attribution.Method("halves", halves))
     left, right = small("sgqn", attribution="halves"), small("sgqn")
     batch = batch_for(left)
     (_, mask), (_, expected) = left.critic_step(batch), right.critic_step(batch)
     assert calls == [(SETTINGS.batch_size,)]
     assert torch.equal(mask, expected)
-    assert isinstance(left.mask, partial)

@@ -18,6 +18,7 @@ from tests.agents.small import (
     RENDER,
     SETTINGS,
     SIZE,
+    VALUES,
     batch_for,
     changed,
     gradients,
@@ -150,7 +151,7 @@ def test_sodas_batch_is_its_own(name):
     base, other = small(name), small(name)
     batch = batch_for(base)
     n = SETTINGS.batch_size
-    assert len(batch.obs) == n + SETTINGS.soda_batch_size
+    assert len(batch.obs) == n + VALUES["soda_batch_size"]
     obs = batch.obs.clone()
     obs[n:] = obs[n:].flip(0)
     left, right = base.update(batch), other.update(batch._replace(obs=obs))

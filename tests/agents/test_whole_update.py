@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sgqn.agents import AgentSettings, Phase, Spec, build_agent
-from sgqn.agents.sgqn import SGQN
+from sgqn.agents import Phase, Spec, build_agent
+from sgqn.agents.sgqn import SGQN, SGQNSettings
 from sgqn.replay import Batch
 
 BATCH, ACTIONS, FILL = 3, 6, 77.0
@@ -94,7 +94,7 @@ def blurred(obs: Tensor, generator: object) -> Tensor:
 
 
 def test_losses_gradients_and_targets_of_a_whole_update() -> None:
-    agent = build_agent("sgqn", Spec(ACTIONS), AgentSettings(batch_size=BATCH), blurred, seed=0).double()
+    agent = build_agent("sgqn", Spec(ACTIONS), SGQNSettings(batch_size=BATCH), blurred, seed=0).double()
     assert isinstance(agent, SGQN)
     drawn = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -350,6 +350,6 @@ def test_shared_forward_on_cuda_and_in_a_graph():
 
 def test_registry():
     assert attribution.get("guided_backprop") is guided_backprop
-    assert attribution.METHODS["gradient"] is gradient
+    assert attribution.METHODS["gradient"].function is gradient is attribution.gradient
     with pytest.raises(UnknownNameError, match="did you mean 'guided_backprop'"):
         attribution.get("guided_backprob")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,8 +57,7 @@ def test_every_method_maps_an_agents_value(name: str):
     agent = small("sgqn")
     of_agent = batch_for(agent)
     before = {key: value.clone() for key, value in agent.state_dict().items()}
-    q = lambda obs, action: agent.target_of(agent._values(obs, action))  # noqa: E731
-    result = quick(name)(q, of_agent.obs, of_agent.action)
+    result = quick(name)(agent.value, of_agent.obs, of_agent.action)
     assert result.shape == of_agent.obs.shape
     assert result.dtype == torch.float32
     assert result.isfinite().all()
@@ -67,7 +67,8 @@ def test_every_method_maps_an_agents_value(name: str):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_train_an_agent(name: str, monkeypatch):
-    monkeypatch.setitem(METHODS, name, quick(name))
+    method = replace(METHODS[name], function=quick(name))
+    monkeypatch.setitem(METHODS._things, name, method)
     agent = small("sgqn", attribution=name)
     metrics = agent.update(batch_for(agent))
     assert all(value.isfinite() for value in metrics.values())
@@ -141,7 +142,7 @@ def test_without_captum():
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == list(attribution.OF_CAPTUM)
+    assert done.stdout.split() == [name for name, method in METHODS.items() if method.needs_captum]
 
 
 def test_arrays_are_refused():

@@ -1,0 +1,60 @@
+"""The agents by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sgqn.agents.base import Agent
+from sgqn.registry import Registry, import_submodules
+
+Build = Callable[..., Agent]
+"""build(spec, settings, augmentation) -> Agent"""
+Registered = TypeVar("Registered", bound=Build)
+
+
+@dataclass(frozen=True)
+class AgentEntry:
+    """How an agent is made, and what the rest of the package needs to know about it before it is made."""
+
+    build: Build
+    settings: type
+    """The dataclass of its hyperparameters."""
+    crops: bool = False
+    """It is shown larger images than its networks see (100 for 84), and crops them itself."""
+    augments: bool = True
+    """It uses the strong augmentation that its settings name."""
+    masks: bool = False
+    """It learns with attribution masks, so that the quantile rho matters to it."""
+    experience: Callable[..., Any] | None = None
+    """experience(config, agent, device) makes what it learns from (`sgqn.experience`); None: a replay buffer."""
+
+
+AGENTS: Registry[AgentEntry] = Registry("agent", lambda: import_submodules("sgqn.agents"))
+
+
+def register_agent(
+    name: str,
+    *,
+    settings: type,
+    crops: bool = False,
+    augments: bool = True,
+    masks: bool = False,
+    experience: Callable[..., Any] | None = None,
+) -> Callable[[Registered], Registered]:
+    """Register `build(spec, settings, augmentation) -> Agent` under a name; `settings` is a dataclass.
+
+    The dataclass's fields become options of `sgqn train --agent NAME`. `AgentEntry` explains the rest.
+    """
+
+    def register(build: Registered) -> Registered:
+        AGENTS.register(name, AgentEntry(build, settings, crops, augments, masks, experience), build.__module__)
+        return build
+
+    return register
+
+
+def make_settings(agent: str, **values: Any) -> Any:
+    """The settings of an agent, by default those of its dataclass."""
+    return AGENTS[agent].settings(**values)

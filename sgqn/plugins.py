@@ -1,0 +1,55 @@
+"""Modules from outside the package that register agents, attributions, augmentations or task families.
+
+They are found through the entry point group `sgqn.plugins`, named on the command line (`--plugin`), named by a run's
+configuration, or simply imported first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterable
+
+from sgqn.errors import SgqnError
+
+GROUP = "sgqn.plugins"
+
+_loaded = False
+
+
+def load_installed() -> None:
+    """Import the plugins of installed packages, once."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise SgqnError(f"the plugin {entry.name!r} ({entry.value}) cannot be loaded: {reason}") from error
+
+
+def load(modules: Iterable[str]) -> None:
+    """Import plugin modules by name, from the working directory too."""
+    for module in modules:
+        if module in sys.modules:
+            continue
+        added = os.getcwd()
+        if added not in sys.path:
+            sys.path.append(added)
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise SgqnError(
+                f"the plugin {module!r} cannot be imported ({reason}): install it, or run where {module} can be found"
+            ) from error
+
+
+def outside(origins: Iterable[str]) -> tuple[str, ...]:
+    """Those of some modules that are not the package's own, each once, in alphabetical order."""
+    return tuple(sorted({origin for origin in origins if origin.partition(".")[0] != "sgqn"}))

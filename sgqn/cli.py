@@ -131,10 +131,11 @@ def train() -> None:
 
 def _parse_train(args: list[str]) -> Callable[[], None]:
     """The options' defaults come from the preset and the task, so these two are read first."""
-    from sgqn.config import TrainOptions, preset
+    from sgqn.config import PRESETS, TrainOptions, preset
 
     name = _peek(args, "--preset", "paper")
-    defaults = preset(name if name in ("paper", "tiny") else "paper", _peek(args, "--task", "walker-walk"))
+    named = (_peek(args, "--task", "walker-walk"), _peek(args, "--agent", "sgqn"))
+    defaults = preset(name if name in PRESETS else "paper", *named)
     flat = (tyro.conf.OmitArgPrefixes,)
     options: TrainOptions = _tyro("train", TrainOptions, args, default=TrainOptions(defaults), config=flat)
     if _has(args, "--seeds"):

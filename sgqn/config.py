@@ -1,183 +1,238 @@
-"""A run's configuration: validated when made, saved as JSON beside the run, complete enough to repeat it."""
+"""A run's configuration: validated when made, saved as JSON in the run's folder, complete enough to repeat the run."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
 import platform
-from dataclasses import dataclass, field
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 import sgqn
-from sgqn.agents.settings import AgentSettings
-from sgqn.envs.tasks import RENDERERS, SHIFTS, check_seed, find_task
+from sgqn import plugins
+from sgqn.agents.registry import AGENTS
+from sgqn.agents.settings import validate
+from sgqn.attribution.registry import Method
+from sgqn.envs.checks import check_seed
+from sgqn.envs.families import check_renderer, check_shift, families, find_task
 from sgqn.errors import DataError, InvalidValueError, UnknownNameError
-from sgqn.fast.paths import PATHS, PRECISIONS
+from sgqn.registry import Registry
+from sgqn.runner import PathName, PrecisionName
 
-RHO = {"cartpole": 0.98, "ball_in_cup": 0.98}
-"""The paper's quantile by domain; 0.95 elsewhere."""
+PRESETS = ("paper", "tiny")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run. Steps are agent steps: one action, `action_repeat` control steps, one update."""
+    """One training run. Steps are agent steps: one action, `action_repeat` control steps, one update.
+
+    What is None takes the task's own value, the settings the agent's.
+    """
 
     task: str = "walker-walk"
-    """A task of dm_control as domain-task, such as walker-walk or ball_in_cup-catch."""
+    """Task to train on."""
     agent: str = "sgqn"
-    """sac, drq, rad, soda, svea, svea_soda, sgqn, sac_consistency or sac_selfsup."""
+    """Agent to train."""
     seed: int = 0
-    """Of networks, environments and everything else that is drawn; it names the run's folder."""
-    steps: int = 500_000
-    """Agent steps at which the run ends, those of all environments together."""
+    """Seed of everything random; it names the run's folder."""
+    steps: int = None  # type: ignore[assignment]  # __post_init__ sets it
+    """Agent steps of the run, over all environments."""
     num_envs: int = 16
-    """Environments stepped together; updates per agent step stay one, whatever their number."""
+    """Number of environments; there is one update per agent step, whatever their number."""
     warmup_steps: int = 1000
-    """Random actions before the first update; as many updates follow at once."""
+    """Random actions before the first update."""
     action_repeat: int | None = None
-    """Control steps an action lasts; the paper's of the task if not given."""
+    """Control steps per action."""
     image_size: int = 84
-    """Width and height of what the networks see, in pixels."""
-    frame_stack: int = 3
-    """Frames in one observation."""
+    """Width and height of the images that the networks see."""
+    frame_stack: int = None  # type: ignore[assignment]
+    """Frames in an observation."""
     renderer: str = "warp"
-    """warp, gl or auto. Agents trained on Warp's pictures act as well in OpenGL's."""
+    """Renderer of the training images. Agents trained with warp act equally well with gl."""
     device: str = "auto"
-    """Where everything is computed: cpu, cuda or cuda:1; auto takes a GPU where there is one."""
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """bf16 multiplies in bfloat16 and keeps weights in float32; auto does so on GPUs that can."""
-    path: Literal["auto", "eager", "captured", "cudnn", "kernels"] = "auto"
-    """kernels: in CUDA graphs, with fused kernels. cudnn: with cuDNN's convolutions. captured: graphs alone. eager:
-    neither. auto: the fastest."""
+    """Device of the computation: cpu, cuda or cuda:1; auto uses a GPU where there is one."""
+    precision: PrecisionName = "auto"
+    """bf16 multiplies in bfloat16 and keeps weights in float32; auto uses it on GPUs that support it."""
+    path: PathName = "auto"
+    """Computation path on a GPU; auto is the fastest supported one. kernels: CUDA graphs and fused kernels. cudnn: the
+    same with cuDNN's convolutions. captured: CUDA graphs alone. eager: neither."""
 
     replay_capacity: int = 500_000
-    """Transitions that are kept to learn from, the newest."""
+    """Replay buffer size."""
     pictures: int = 4096
-    """Random crops held for the overlay; as many are renewed over every `pictures_renewed_every` steps."""
+    """Random crops of overlay images held in memory."""
     pictures_renewed_every: int = 50_000
-    """Steps in which all pictures of the overlay are renewed, a sixteenth at a time."""
+    """Steps in which all overlay crops are renewed, a sixteenth at a time."""
 
     log_every: int = 1000
-    """Steps between two lines of metrics."""
+    """Steps between lines of metrics."""
     images_every: int = 50_000
-    """Steps between pictures of observation, mask and predicted mask in TensorBoard; 0 for none."""
+    """Steps between TensorBoard images of observation, mask and predicted mask; 0 for none."""
     evaluate_every: int = 50_000
-    """Steps between two evaluations; 0 for none during training."""
+    """Steps between evaluations; 0 for none."""
     evaluate_episodes: int = 5
     """Episodes of each evaluation, in each shift."""
-    evaluate_shifts: tuple[str, ...] = ("train", "video_easy", "video_hard")
-    """Where the agent is evaluated: train, color_easy, color_hard, video_easy, video_hard."""
+    evaluate_shifts: tuple[str, ...] = None  # type: ignore[assignment]
+    """Shifts to evaluate in during training."""
     checkpoint_every: int = 50_000
-    """Steps between two checkpoints; there is one at the end too."""
+    """Steps between checkpoints; there is one at the end too."""
     keep_checkpoints: int = 2
-    """How many checkpoints are kept, the newest."""
+    """Number of checkpoints to keep."""
     save_replay: bool = True
-    """Keep the replay with the newest checkpoint, so that a resumed run goes on bit for bit."""
+    """Save the replay buffer with the newest checkpoint, so that a resumed run continues exactly."""
 
-    settings: AgentSettings = field(default_factory=AgentSettings)
+    settings: Any = None
+    """Hyperparameters of the agent: an instance of its settings dataclass."""
 
     def __post_init__(self) -> None:
-        find_task(self.task, self.action_repeat)
+        task = find_task(self.task, self.action_repeat)
+        for name in ("steps", "frame_stack", "evaluate_shifts"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(task.defaults, name))
+        if self.settings is None:
+            object.__setattr__(self, "settings", settings_for(self.agent, self.task))
+        self._check_settings()
         for shift in self.evaluate_shifts:
-            if shift not in SHIFTS:
-                raise UnknownNameError("shift", shift, SHIFTS)
-        if self.renderer not in RENDERERS:
-            raise UnknownNameError("renderer", self.renderer, RENDERERS)
-        if self.precision not in PRECISIONS:
-            raise UnknownNameError("precision", self.precision, PRECISIONS)
-        if self.path not in PATHS:
-            raise UnknownNameError("path", self.path, PATHS)
+            check_shift(self.task, shift)
+        check_renderer(self.task, self.renderer)
+        for name, choices in (("precision", PrecisionName), ("path", PathName)):
+            if getattr(self, name) not in typing.get_args(choices):
+                raise UnknownNameError(name, getattr(self, name), typing.get_args(choices))
         positive = ("steps", "num_envs", "warmup_steps", "replay_capacity", "log_every", "checkpoint_every")
-        for name in (*positive, "pictures", "pictures_renewed_every", "keep_checkpoints", "evaluate_episodes"):
+        positive += ("pictures", "pictures_renewed_every", "keep_checkpoints", "evaluate_episodes", "frame_stack")
+        for name in positive:
             if getattr(self, name) < 1:
                 raise InvalidValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
         object.__setattr__(self, "seed", check_seed(self.seed))  # a numpy integer has no place in config.json
         if self.image_size % 4 or self.image_size < 16:
-            raise InvalidValueError(f"image_size must be a multiple of 4 from 16 on, not {self.image_size!r}")
+            raise InvalidValueError(f"image_size must be a multiple of 4 and at least 16, not {self.image_size!r}")
+
+    def _check_settings(self) -> None:
+        expected = AGENTS[self.agent].settings
+        if not isinstance(self.settings, expected):
+            kind = type(self.settings).__name__
+            raise InvalidValueError(f"settings of agent {self.agent!r} must be a {expected.__name__}, not a {kind}")
+        validate(self.settings)
 
     @property
     def episode_steps(self) -> int:
         return find_task(self.task, self.action_repeat).episode_steps
 
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The modules outside of this package that the run needs: of its agent, its task and what its settings name."""
+        origins = [registry.origin(name) for registry, name in self._named_by_settings()]
+        return plugins.outside([AGENTS.origin(self.agent), find_task(self.task).module, *origins])
+
+    def check_requirements(self) -> None:
+        """Refuse settings that name something whose own requirements, such as Captum, are not installed."""
+        for registry, name in self._named_by_settings():
+            if isinstance(found := registry[name], Method):
+                found.check()
+
+    def _named_by_settings(self) -> Iterator[tuple[Registry[Any], str]]:
+        for one in dataclasses.fields(self.settings):
+            if isinstance(registry := one.metadata.get("names", dict)(), Registry):
+                yield registry, getattr(self.settings, one.name)
+
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "plugins": list(self.plugins)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
-        """The configuration that `to_dict` wrote, also after JSON has made lists of its tuples."""
+        """The configuration that `to_dict` wrote, also after JSON has turned its tuples into lists."""
         try:
-            values = dict(values)
-            settings = dict(values.pop("settings"))
-            settings["decoder_filters"] = tuple(settings["decoder_filters"])
-            values["evaluate_shifts"] = tuple(values["evaluate_shifts"])
-            return cls(**values, settings=AgentSettings(**settings))
-        except (TypeError, KeyError, ValueError) as error:
+            values = {name: _tupled(value) for name, value in values.items()}
+            settings = {name: _tupled(value) for name, value in values.pop("settings").items()}
+            needed = values.pop("plugins", None)
+            plugins.load(needed or ())
+            kind = AGENTS[values["agent"]].settings
+            if needed is None:  # written when all agents shared one set of settings
+                names = {one.name for one in dataclasses.fields(kind)}
+                settings = {name: value for name, value in settings.items() if name in names}
+            return cls(**values, settings=kind(**settings))
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise DataError(f"not a run's configuration: {error}") from error
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train an agent. Every run has a folder OUT/<task>/<agent>/<seed>; one that was killed goes on with --resume."""
+    """Train an agent, in a folder OUT/<task>/<agent>/<seed>. A run that was stopped continues with --resume."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: Literal["paper", "tiny"] = "paper"
     """paper: the paper's hyperparameters. tiny: small networks, a minute or two on two CPU cores."""
     out: Path = Path("runs")
-    """Where runs are kept."""
+    """Folder of the runs."""
     seeds: tuple[int, ...] = ()
-    """One run after another, one for each seed; the same command again goes on where it was stopped."""
+    """Seeds of several runs, one after another; the same command again continues where it was stopped."""
     resume: Path | None = None
-    """Continue this run from its newest checkpoint, with the configuration it was started with, or to another end:
-    --steps is the one option that may stand beside."""
+    """Run to continue from its newest checkpoint, with the configuration it was started with; --steps alone may be
+    given with it, to train longer."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show no progress bar."""
 
 
-def preset(name: str, task: str) -> TrainConfig:
-    """`paper`: the paper's table for the task. `tiny`: a small network that trains in a minute or two on two cores."""
-    rho = RHO.get(task.partition("-")[0], 0.95)
+TINY: dict[str, Any] = {
+    "steps": 600,
+    "num_envs": 4,
+    "warmup_steps": 120,
+    "image_size": 48,
+    "replay_capacity": 2000,
+    "pictures": 256,
+    "pictures_renewed_every": 1000,
+    "log_every": 100,
+    "images_every": 300,
+    "evaluate_every": 300,
+    "evaluate_episodes": 1,
+    "checkpoint_every": 300,
+}
+TINY_SETTINGS: dict[str, Any] = {
+    "encoder_layers": 4,
+    "encoder_filters": 8,
+    "embedding_dim": 50,
+    "hidden_dim": 128,
+    "decoder_filters": (16, 8),
+    "batch_size": 16,
+    "soda_batch_size": 32,
+}
+
+
+def preset(name: str, task: str, agent: str = "sgqn") -> TrainConfig:
+    """`paper`: the paper's hyperparameters for the task. `tiny`: small networks that train in a minute or two."""
+    if name not in PRESETS:
+        raise UnknownNameError("preset", name, PRESETS)
     if name == "paper":
-        return TrainConfig(task=task, settings=AgentSettings(rho=rho))
-    if name == "tiny":
-        return TrainConfig(
-            task=task,
-            steps=600,
-            num_envs=4,
-            warmup_steps=120,
-            image_size=48,
-            replay_capacity=2000,
-            pictures=256,
-            pictures_renewed_every=1000,
-            log_every=100,
-            images_every=300,
-            evaluate_every=300,
-            evaluate_episodes=1,
-            evaluate_shifts=("train", "video_hard"),
-            checkpoint_every=300,
-            settings=AgentSettings(
-                rho=rho,
-                encoder_layers=4,
-                encoder_filters=8,
-                embedding_dim=50,
-                hidden_dim=128,
-                decoder_filters=(16, 8),
-                batch_size=16,
-                soda_batch_size=32,
-            ),
-        )
-    raise UnknownNameError("preset", name, ("paper", "tiny"))
+        return TrainConfig(task=task, agent=agent)
+    shifts = find_task(task).defaults.evaluate_shifts
+    settings = settings_for(agent, task, **TINY_SETTINGS)
+    return TrainConfig(task=task, agent=agent, evaluate_shifts=(shifts[0], shifts[-1]), settings=settings, **TINY)
+
+
+def settings_for(agent: str, task: str, **values: Any) -> Any:
+    """An agent's settings with the task's own rho and augmentation, and those of the values that it has."""
+    kind, defaults = AGENTS[agent].settings, find_task(task).defaults
+    wanted = {"rho": defaults.rho, "augmentation": defaults.augmentation, **values}
+    names = {one.name for one in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in wanted.items() if name in names})
 
 
 def versions() -> dict[str, str]:
     """Versions of what a result depends on."""
-    packages = ("sgqn", "torch", "numpy", "mujoco", "dm_control", "mujoco-warp", "warp-lang", "gymnasium")
+    packages = dict.fromkeys(["sgqn", "torch", "numpy", *(name for family in families() for name in family.packages)])
     found = {"python": platform.python_version()}
-    for package in packages:
+    for package in (*packages, "gymnasium"):
         try:
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # of sgqn: it runs from a clone
+        except importlib.metadata.PackageNotFoundError:  # sgqn, where it runs from a clone
             found[package] = sgqn.__version__ if package == "sgqn" else "unknown"
     return found

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 from sgqn import run
 from sgqn.agents.base import Agent
-from sgqn.agents.sgqn import SGQN
+from sgqn.attribution import find_method
 from sgqn.config import TrainConfig
 from sgqn.evaluation import Evaluation
-from sgqn.replay import Batch
 
 
 class Logs:
@@ -89,16 +89,17 @@ class Logs:
             f"step {step:,}: {result.shift} return {result.mean:.0f} ± {result.std:.0f} ({result.episodes} episodes)"
         )
 
-    def images(self, step: int, agent: Agent, batch: Batch) -> None:
-        """Rows of observation, masked observation and predicted mask, as TensorBoard pictures."""
-        frames = batch.obs[:, -3:].float() / 255
+    def images(self, step: int, agent: Agent, obs: Tensor) -> None:
+        """Rows of observation, masked observation and predicted mask, as TensorBoard images."""
+        action = agent.act(obs)
+        frames = obs[:, -3:].float() / 255
         rows = [frames]
-        if isinstance(agent, SGQN):
-            mask = agent.attribution_mask(batch).float()
-            rows.append(frames * mask[:, -3:])
-            if agent.selfsup:
-                with torch.no_grad():
-                    rows.append(agent.mask_probabilities(batch.obs, batch.action)[:, -3:])
+        if agent.rho is not None:
+            attribution = find_method(agent.explained_by)(agent.value, obs, action)
+            rows.append(frames * agent.mask_of(attribution, agent.rho)[:, -3:])
+        if agent.predicts_masks:
+            with torch.no_grad():
+                rows.append(agent.mask_probabilities(obs, action)[:, -3:])
         sheet = torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)  # (3, rows * H, columns * W)
         self._board.add_image("observation, salient pixels, predicted mask", sheet.cpu(), step)
 

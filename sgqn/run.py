@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sgqn import checkpoint, pretrained
-from sgqn.agents import Agent, Spec, find_agent
+from sgqn.agents import AGENTS, Agent, Spec
 from sgqn.config import TrainConfig, versions
 from sgqn.errors import DataError, SgqnError
 from sgqn.files import write_atomically
@@ -73,11 +73,14 @@ def rewind(path: Path, step: int) -> None:
         write_atomically(path, "".join(kept))
 
 
-def spec_of(config: TrainConfig, action_dim: int) -> Spec:
-    """Shapes of the run's agent. Those that crop are shown pictures of 100 where the networks see 84."""
-    size = config.image_size
-    rendered = size * 100 // 84 if find_agent(config.agent).crops else size
-    return Spec(action_dim, 3 * config.frame_stack, size, rendered)
+def render_size(config: TrainConfig) -> int:
+    """Size of the images that the run's agent is shown: those that crop are shown 100 where the networks see 84."""
+    return config.image_size * 100 // 84 if AGENTS[config.agent].crops else config.image_size
+
+
+def spec_of(config: TrainConfig, action_dim: int, discrete: bool = False) -> Spec:
+    """What the run's agent is built for."""
+    return Spec(action_dim, 3 * config.frame_stack, config.image_size, render_size(config), discrete)
 
 
 def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
@@ -90,10 +93,11 @@ def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
     loaded = checkpoint.load(folder)
     try:
         config = TrainConfig.from_dict(loaded.metadata["config"])
-        spec = spec_of(config, int(loaded.metadata["action_dim"]))
+        about = loaded.metadata.get("spec")  # older checkpoints have the action's size alone
+        spec = Spec(**about) if about else spec_of(config, int(loaded.metadata["action_dim"]))
     except KeyError as error:
         raise DataError(f"{folder} was not written by a training run: it has no {error}") from error
-    return trained_agent(config, spec, lambda fresh: loaded.weights, folder, device)
+    return trained_agent(config, spec, lambda agent: loaded.weights, folder, device)
 
 
 def find(path: str | Path) -> Path:

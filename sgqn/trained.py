@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sgqn.agents import Agent, Spec, build_agent
 from sgqn.config import TrainConfig
-from sgqn.envs.vector import check_device
+from sgqn.device import check_device
 from sgqn.errors import DataError
 
 Weights = Mapping[str, Tensor]
@@ -18,14 +18,14 @@ Weights = Mapping[str, Tensor]
 def trained_agent(
     config: TrainConfig,
     spec: Spec,
-    weights: Callable[[Weights], Weights],
+    weights: Callable[[Agent], Weights],
     origin: object,
     device: str | torch.device = "cpu",
 ) -> Agent:
-    """An agent that is ready to act, and knows what it was trained on; `weights` are told those of a fresh one."""
+    """An agent that is ready to act, and knows what it was trained on; `weights` is given a fresh agent."""
     agent = build_agent(config.agent, spec, config.settings, seed=config.seed, device=check_device(device))
     try:
-        agent.load_state_dict(weights(agent.state_dict()))
+        agent.load_state_dict(weights(agent))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{origin}: the weights do not fit the configuration: {reason}") from error

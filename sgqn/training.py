@@ -1,7 +1,7 @@
 """The training loop: collect, update, evaluate, log, checkpoint, resume.
 
-One iteration is one step of all environments and as many updates. Everything that a run's future depends on is in its
-checkpoints, so a run that was killed goes on, on the CPU bit for bit, as if it had never stopped.
+One iteration is one step of all environments and the updates that are due. Everything that a run's future depends on is
+in its checkpoints, so a run that was killed continues, on the CPU bit for bit, as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgqn import attribution, checkpoint, run
-from sgqn.agents import Phase, build_agent, find_agent, no_augmentation
-from sgqn.agents.base import Metrics
-from sgqn.augmentations import PictureBank, make_augmentation
+from sgqn import checkpoint, run
+from sgqn.agents import AGENTS, Phase, build_agent, no_augmentation
+from sgqn.augmentations import AUGMENTATIONS, PictureBank, make_augmentation
 from sgqn.config import TrainConfig
-from sgqn.envs.vector import check_device, make_vec
+from sgqn.envs.families import find_task
+from sgqn.envs.vector import make_vec
 from sgqn.errors import Interrupted, InvalidValueError, SgqnError
 from sgqn.evaluation import evaluate
-from sgqn.fast import paths
-from sgqn.fast.capture import Policy, Stopwatch, Updates, recorder_for
+from sgqn.experience import Experience, OffPolicy
 from sgqn.logs import Logs
-from sgqn.replay import Batch, Replay, prune
+from sgqn.runner import Backend, choose_backend
 from sgqn.signals import asked_to_stop
 
 logger = logging.getLogger(__name__)
@@ -56,23 +55,19 @@ class DivergedError(SgqnError):
 
 def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
     """Start the run of `config` in `out/<task>/<agent>/<seed>` and train it to its end."""
-    find_agent(config.agent)
-    attribution.check(config.settings.attribution)
+    config.check_requirements()
     _check_learns(config)
-    path = path_of(config)
     folder = run.folder_of(config, out)
     if (folder / run.CONFIG).exists():
         raise InvalidValueError(
             f"{folder} holds a run already: continue it with `sgqn train --resume {folder}`, or choose another --out"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    run.write_config(folder, config, path.to_dict())
-    Trainer(config, folder, progress).run()
+    Trainer(config, folder, progress).run()  # which makes the folder once everything else could be made
     return folder
 
 
 def resume(folder: Path, progress: bool = True, steps: int | None = None) -> Path:
-    """Go on with a run from its newest checkpoint, or from its beginning where it has none yet.
+    """Continue a run from its newest checkpoint, or from its beginning where it has none yet.
 
     With `steps` it ends there, from now on, instead of where it was to end when it was started.
     """
@@ -169,11 +164,9 @@ def _newest_step(folder: Path) -> int:
     return checkpoint.step_of(found[-1]) if found else 0
 
 
-def path_of(config: TrainConfig) -> paths.Path:
-    """The way that the run's computation goes on this machine."""
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    device = check_device(automatic if config.device == "auto" else config.device)
-    return paths.choose(device, config.path, config.precision)
+def backend_of(config: TrainConfig) -> Backend:
+    """How this machine computes the run."""
+    return choose_backend(config.device, config.path, config.precision)
 
 
 class Trainer:
@@ -181,11 +174,9 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, folder: Path, progress: bool = True):
         self.config, self.folder = config, folder
-        recipe, settings = find_agent(config.agent), config.settings
-        self.path = path_of(config)
-        self.device = self.path.device
-        if self.device.type == "cuda":
-            torch.backends.cudnn.benchmark = True
+        entry = AGENTS[config.agent]
+        self.backend = backend_of(config)
+        self.device = self.backend.device
         self.envs = make_vec(
             config.task,
             config.num_envs,
@@ -193,49 +184,46 @@ class Trainer:
             renderer=config.renderer,
             device=self.device,
             action_repeat=config.action_repeat,
-            image_size=run.spec_of(config, 1).render_size,
+            image_size=run.render_size(config),
             frame_stack=config.frame_stack,
         )
-        self.spec = run.spec_of(config, self.envs.action_dim)
+        self.spec = run.spec_of(config, self.envs.action_dim, self.envs.discrete)
         self.bank: PictureBank | None = None
-        if recipe.augments and settings.augmentation == "overlay":
-            self.bank = PictureBank(config.pictures, config.image_size, config.seed, self.device)
+        augmentation = no_augmentation
+        if entry.augments:
+            name = getattr(config.settings, "augmentation", find_task(config.task).defaults.augmentation)
+            if AUGMENTATIONS[name].needs_images:
+                self.bank = PictureBank(config.pictures, config.image_size, config.seed, self.device)
+            augmentation = make_augmentation(name, self.bank)
         self.agent = build_agent(
-            config.agent,
-            self.spec,
-            settings,
-            make_augmentation(settings.augmentation, self.bank) if recipe.augments else no_augmentation,
-            seed=config.seed,
-            device=self.device,
+            config.agent, self.spec, config.settings, augmentation, seed=config.seed, device=self.device
         )
-        self.replay: Replay  # made by `run` or `load`: there may be no memory for two
-        self.sampler = torch.Generator(self.device).manual_seed(config.seed + 1)
+        self.experience: Experience = (entry.experience or OffPolicy)(config, self.agent, self.device)
         self.explorer = torch.Generator().manual_seed(config.seed + 2)
-        self.step, self.updates = 0, 0
-        self.learn_from = config.warmup_steps
-        self.forgiven = 0  # updates that a run resumed without its replay could not make
-        generators = (self.agent.generator, self.agent.preparer, self.sampler)
-        recorder = recorder_for(self.path, generators)
-        self.learning = Updates(self._sample, self._learn, generators, self.path, self._cycle(), recorder=recorder)
-        self.policy = Policy(self._act, generators, self.path, recorder=recorder)
-        self.stopwatch = Stopwatch(self.device)
+        self.step = 0
+        drawn_from = (self.agent.generator, self.agent.preparer, *self.experience.generators.values())
+        self.runner = self.backend.runner(self.agent, self.experience.sample, drawn_from, self._cycle())
         self.obs: Tensor | None = None
-        self._host_actions = torch.empty(0)
         self.returns = np.zeros(config.num_envs)
         self.logs = Logs(folder, config, progress)
         self._stop: signal.Signals | None = None
         self._saved: tuple[int, int] | None = None  # step and updates of the newest checkpoint
 
     @property
+    def updates(self) -> int:
+        return self.experience.updates
+
+    @property
     def machine(self) -> dict[str, str]:
-        """What this machine brings to the run: the way of its computation, and the overlay's pictures if there are."""
-        pictures = {} if self.bank is None else {"pictures": self.bank.describe()}
-        return {**self.path.to_dict(), **pictures}
+        """What this machine brings to the run: how it computes, and the overlay images if there are."""
+        images = {} if self.bank is None else {"pictures": self.bank.describe()}
+        return {**self.backend.to_dict(), **images}
 
     def _patience(self) -> str:
-        """What whoever starts the paper's run on a CPU wants to know."""
+        """What a user who starts the paper's run on a CPU should know."""
         settings = self.config.settings
-        large = self.config.steps * settings.batch_size * settings.encoder_layers * settings.encoder_filters > DAYS
+        sizes = [getattr(settings, name, 0) for name in ("batch_size", "encoder_layers", "encoder_filters")]
+        large = self.config.steps * math.prod(sizes) > DAYS
         return "; at this size that takes days: see --preset tiny" if large and self.device.type == "cpu" else ""
 
     # ---- the loop
@@ -244,16 +232,16 @@ class Trainer:
         """Train until the configured number of steps is reached, or a signal asks to stop."""
         config = self.config
         try:
+            if self.obs is None:
+                self.obs, _ = self.envs.reset(seed=config.seed)
+                self.experience.start(self.obs)
+            # From here on the folder holds a run: what fails before leaves nothing behind that blocks another try.
+            self.folder.mkdir(parents=True, exist_ok=True)
             run.write_config(self.folder, config, self.machine)
             with asked_to_stop(self._ask_to_stop), self.logs.open(self.step):
-                self.logs.say(self.path.describe() + self._patience())
-                if self.obs is None:
-                    self.obs, _ = self.envs.reset(seed=config.seed)
-                    self._begin_replay(self.obs)
+                self.logs.say(self.backend.describe() + self._patience())
                 while self.step < config.steps:
-                    while self.due > config.num_envs:  # the updates that the warm-up has put off
-                        self._update(min(config.num_envs, self.due - config.num_envs))
-                        self._check_stop()
+                    self._catch_up()
                     self._iterate()
                     if self._passed(config.evaluate_every):
                         self._evaluate()
@@ -264,27 +252,23 @@ class Trainer:
         finally:
             self.close()
 
-    @property
-    def due(self) -> int:
-        """Updates that are owed: one per step, once the replay holds enough to learn from."""
-        return self.step - self.forgiven - self.updates if self.step >= self.learn_from else 0
+    def _catch_up(self) -> None:
+        """Make the updates that are due, but for those that may run while the environments step."""
+        spared = self.config.num_envs if self.experience.overlaps else 0
+        while (due := self.experience.due(self.step)) > spared:
+            self.runner.update(self._phases(min(self.config.num_envs, due - spared)))
+            self._check_stop()
 
     def _iterate(self) -> None:
-        """One step of every environment; the updates run while the physics does."""
+        """One step of every environment; updates run while the physics does."""
         assert self.obs is not None
-        actions = self._actions(self.obs)
-        if self.device.type == "cuda":  # the updates are queued before the host waits for the actions: no gap
-            ready = self._to_host(actions)
-            self._update(self.due)
-            ready.synchronize()
-            self.envs.step_async(self._host_actions.numpy())
-        else:
-            self.envs.step_async(actions.numpy())
-            self._update(self.due)
+        actions = self._random_actions() if self.experience.explores(self.step) else self.runner.act(self.obs)
+        due = self.experience.due(self.step) if self.experience.overlaps else 0
+        self.runner.advance(actions, self.envs.step_async, self._phases(due))
         obs, rewards, terminated, truncated, info = self.envs.step_wait()
         over = terminated | truncated
-        last = info["final_obs"] if over.any() else obs
-        self.replay.add(actions, rewards, last, terminated, truncated, reset_obs=obs if over.any() else None)
+        last, first = (info["final_obs"], obs) if over.any() else (obs, None)
+        self.experience.add(actions, rewards, last, terminated, truncated, first)
         self.obs = obs
         self.step += self.config.num_envs
         self.returns += rewards
@@ -295,58 +279,31 @@ class Trainer:
         if self._passed(self.config.log_every):
             self._log()
 
-    def _to_host(self, actions: Tensor) -> torch.cuda.Event:
-        """Copy to the host without waiting; the event tells when the actions are there."""
-        if self._host_actions.shape != actions.shape:
-            self._host_actions = torch.empty(actions.shape, pin_memory=True)
-        self._host_actions.copy_(actions, non_blocking=True)
-        return torch.cuda.current_stream(self.device).record_event()
-
-    def _actions(self, obs: Tensor) -> Tensor:
-        """Random during the warm-up, then drawn from the policy."""
-        if self.step >= self.config.warmup_steps:
-            return self.policy(obs)
+    def _random_actions(self) -> Tensor:
         shape = (self.config.num_envs, self.spec.action_dim)
+        if self.spec.discrete:
+            return torch.randint(self.spec.action_dim, shape[:1], generator=self.explorer).to(self.device)
         return (torch.rand(shape, generator=self.explorer) * 2 - 1).to(self.device)
 
-    def _act(self, obs: Tensor) -> Tensor:
-        return self.agent.act(obs, deterministic=False).float()
-
-    def _update(self, count: int) -> None:
-        """The next `count` updates."""
-        if count > 0:
-            self.stopwatch.begin()
-            self.learning.run([self._phase(self.updates + i) for i in range(1, count + 1)])
-            self.stopwatch.end()
-            self.updates += count
-
-    def _sample(self, phase: Phase) -> Batch:
-        """What an update learns from, prepared for it."""
-        return self.agent.prepare(self.replay.sample(self.agent.sample_size(phase), self.sampler))
-
-    def _learn(self, batch: Batch, phase: Phase) -> Metrics:
-        """One update: tensors only, as the sampling before it, so that they can be captured."""
-        return self.agent.learn(batch, phase)
+    def _phases(self, count: int) -> list[Phase]:
+        """The phases of the next `count` updates, which are counted as made."""
+        first = self.experience.updates + 1
+        self.experience.updates += max(0, count)
+        return [self._phase(update) for update in range(first, first + count)]
 
     def _phase(self, update: int) -> Phase:
         """What belongs to an update, by its number; the first is 1."""
-        settings = self.config.settings
-        return Phase(
-            actor=update % settings.actor_every == 0,
-            targets=update % settings.targets_every == 0,
-            auxiliary=update % settings.auxiliary_every == 0,
-        )
+        return Phase(*(update % every == 0 for every in self.agent.intervals))
 
     def _cycle(self) -> list[Phase]:
-        """The phases until they repeat, and again, as many as one iteration has, if they are not too many."""
-        settings = self.config.settings
-        period = math.lcm(settings.actor_every, settings.targets_every, settings.auxiliary_every)
+        """The phases until they repeat, as often as fits into the updates of one iteration, if these are not many."""
+        period = math.lcm(*self.agent.intervals)
         whole = min(LONGEST_CYCLE, self.config.num_envs) // period * period
         return [self._phase(update) for update in range(1, whole + 1)]
 
     @property
     def _renewal(self) -> int:
-        """Steps between two renewals of a sixteenth of the pictures."""
+        """Steps between two renewals of a sixteenth of the overlay crops."""
         return max(1, self.config.pictures_renewed_every // 16)
 
     def _passed(self, every: int) -> bool:
@@ -356,8 +313,8 @@ class Trainer:
     # ---- looking
 
     def _log(self) -> None:
-        means = self.learning.tally.read()
-        share = self.stopwatch.read()
+        means = self.runner.metrics.read()
+        share = self.runner.stopwatch.read()
         self.logs.write(self.step, self.updates, means if share is None else {**means, COLLECTION: share})
         for name, value in means.items():
             if name.startswith("loss/") and not (math.isfinite(value) and abs(value) < EXPLODED):
@@ -367,15 +324,14 @@ class Trainer:
                     f"{name} is {value} after {self.updates} updates: training has diverged; {where}. "
                     "A lower --learning-rate or --consistency-weight may help"
                 )
-        if self._passed(self.config.images_every) and len(self.replay) and self.updates:
+        if self._passed(self.config.images_every) and self.updates:
             self._log_images()
-        self.stopwatch.skip()
+        self.runner.stopwatch.skip()
 
     def _log_images(self) -> None:
-        """Observation, attribution mask and predicted mask of some stored transitions, with a generator aside."""
-        generator = torch.Generator(self.device).manual_seed(self.step)
-        batch = self.replay.sample(4, generator)
-        self.logs.images(self.step, self.agent, batch)
+        """The newest observations of some environments, with attribution mask and predicted mask."""
+        assert self.obs is not None
+        self.logs.images(self.step, self.agent, self.obs[:4])
 
     def _evaluate(self) -> None:
         config = self.config
@@ -392,7 +348,7 @@ class Trainer:
                 on_step=partial(self._note_evaluation, shift),
             )
             self.logs.evaluation(self.step, result)
-        self.stopwatch.skip()
+        self.runner.stopwatch.skip()
 
     def _note_evaluation(self, shift: str, done: int, total: int) -> None:
         self.logs.note(f"evaluating {shift} {done}/{total}")
@@ -404,21 +360,19 @@ class Trainer:
         if self._saved == (self.step, self.updates):
             return
         tag = checkpoint.name(self.step)
-        if self.config.save_replay:
-            self.replay.save(self.folder / run.REPLAY, tag)
+        self.experience.save(self.folder / run.REPLAY, tag)
         checkpoint.save(
             self.folder,
             self.step,
             weights=self.agent.state_dict(),
             state=self.state_dict(),
-            metadata={"config": self.config.to_dict(), "action_dim": self.spec.action_dim},
+            metadata={"config": self.config.to_dict(), "spec": dataclasses.asdict(self.spec)},
             keep=self.config.keep_checkpoints,
         )
-        if self.config.save_replay:
-            kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self.folder)]
-            prune(self.folder / run.REPLAY, [checkpoint.name(step) for step in kept])
+        kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self.folder)]
+        self.experience.prune(self.folder / run.REPLAY, [checkpoint.name(step) for step in kept])
         self._saved = (self.step, self.updates)
-        self.stopwatch.skip()
+        self.runner.stopwatch.skip()
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint of this run."""
@@ -427,19 +381,10 @@ class Trainer:
         self.load_state_dict(loaded.state)
         self.step = loaded.step
         self.rewind_logs()
-        if loaded.state["replay"]:
-            tag = checkpoint.name(self.step)
-            self.replay = Replay.load(self.folder / run.REPLAY, tag, self.device, self._capacity)  # it may have grown
-        else:
-            self.learn_from = self.step + self.config.warmup_steps
-            logger.warning(
-                "the replay was not kept: the run fills a new one and learns on from step %d", self.learn_from
-            )
-            self.forgiven = self.step - self.updates
-            assert self.obs is not None
-            self._begin_replay(self.obs)
-        self.learning.reset()
-        self.policy.reset()
+        assert self.obs is not None
+        tag = checkpoint.name(self.step)
+        self.experience.load(self.folder / run.REPLAY, tag, loaded.state, self.step, self.obs)
+        self.runner.reset()
         self._saved = (self.step, self.updates)
 
     def rewind_logs(self) -> None:
@@ -450,21 +395,17 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """What the agent's weights leave out."""
         return {
-            "updates": self.updates,
-            "learn_from": self.learn_from,
-            "forgiven": self.forgiven,
+            **self.experience.state_dict(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.agent.optimizers.items()},
             "generators": {name: generator.get_state() for name, generator in self._generators().items()},
             "pictures": self.bank.state_dict() if self.bank is not None else None,
             "envs": self.envs.state_dict(),
             "returns": self.returns.copy(),
-            "metrics": self.learning.tally.state_dict(),
+            "metrics": self.runner.metrics.state_dict(),
             "logs": self.logs.state_dict(),
-            "replay": self.config.save_replay,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates, self.learn_from, self.forgiven = (state[k] for k in ("updates", "learn_from", "forgiven"))
         for name, optimizer in self.agent.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         for name, generator in self._generators().items():
@@ -473,39 +414,15 @@ class Trainer:
             self.bank.load_state_dict(state["pictures"])
         self.obs = self.envs.load_state_dict(state["envs"])
         self.returns = state["returns"].copy()
-        metrics = state.get("metrics", state["logs"])  # where older checkpoints have them
-        self.learning.tally.load_state_dict(metrics, self.device)
+        self.runner.metrics.load_state_dict(state.get("metrics", state["logs"]), self.device)  # older checkpoints
         self.logs.load_state_dict(state["logs"])
 
     def close(self) -> None:
         self.envs.close()
 
     def _generators(self) -> dict[str, torch.Generator]:
-        return {
-            "agent": self.agent.generator,
-            "preparer": self.agent.preparer,
-            "sampler": self.sampler,
-            "explorer": self.explorer,
-        }
-
-    @property
-    def _capacity(self) -> int:
-        return min(self.config.replay_capacity, max(self.config.steps, self.config.num_envs))
-
-    def _begin_replay(self, obs: Tensor) -> None:
-        config = self.config
-        size = self.spec.render_size
-        self.replay = Replay(
-            self._capacity,
-            config.num_envs,
-            frame_shape=(3, size, size),
-            action_shape=(self.spec.action_dim,),
-            stack=config.frame_stack,
-            discount=config.settings.discount,
-            device=self.device,
-            shortest_episode=min(40, config.episode_steps),
-        )
-        self.replay.start(obs)
+        own = {"agent": self.agent.generator, "preparer": self.agent.preparer, "explorer": self.explorer}
+        return {**own, **self.experience.generators}
 
     def _check_stop(self) -> None:
         if self._stop is None:

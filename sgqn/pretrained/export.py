@@ -58,7 +58,7 @@ def export(
     config = dataclasses.replace(
         subject.config, action_repeat=find_task(subject.config.task, subject.config.action_repeat).action_repeat
     )
-    weights = package.pack(state.weights, config, precision)
+    weights = package.pack(subject.agent, precision)
     bare = Package(config, subject.agent.spec, subject.step, weights, {})
     check = compare(subject, bare.build(), renderer, report)
     if not check["mean"] <= TOLERANCE[precision]:

@@ -37,10 +37,6 @@ LARGE = 1 << 16
 """From how many numbers on a matrix is stored in 8 bits, where that is asked for."""
 SCALE = ".scale"
 
-_COPIED = {"target.": "critic.", "heads.q2.": "heads.q1."}
-"""What is left out, and what a loaded agent has in its place."""
-_LEARNING_ONLY = ("projector.", "predictor.", "slow.")
-
 
 @dataclass(frozen=True)
 class Package:
@@ -114,13 +110,14 @@ def _digest(about: Mapping[str, Any]) -> str:
 # Weights
 
 
-def pack(weights: Mapping[str, Tensor], config: TrainConfig, precision: Precision = "half") -> dict[str, Tensor]:
+def pack(agent: Agent, precision: Precision = "half") -> dict[str, Tensor]:
     """The weights that an agent needs, matrices in half precision, or large ones in 8 bits with a factor for each row.
 
     Vectors and what half precision cannot hold stay as they are.
     """
     packed: dict[str, Tensor] = {}
-    needed = {name: tensor.detach().cpu() for name, tensor in weights.items() if _needed(name, config)}
+    left_out = agent.left_out()
+    needed = {name: tensor.detach().cpu() for name, tensor in agent.state_dict().items() if name not in left_out}
     for name, tensor in needed.items():
         if precision == "int8" and tensor.ndim == 2 and tensor.numel() >= LARGE:
             scale = tensor.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
@@ -140,25 +137,13 @@ def unpacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def completed(weights: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights, and for those of a fresh agent that were left out the copies that stand in for them."""
-    whole = dict(weights)
-    for name in fresh.keys() - weights.keys():
-        source = name
-        for part, instead in _COPIED.items():
-            if source not in weights:
-                source = source.replace(part, instead)
-        if source in weights:
-            whole[name] = weights[source]
-        elif name.startswith(_LEARNING_ONLY):
-            whole[name] = fresh[name]
+def completed(weights: Mapping[str, Tensor], agent: Agent) -> dict[str, Tensor]:
+    """The weights, and for those that were left out the copies that replace them."""
+    whole, fresh = dict(weights), agent.state_dict()
+    for name, source in agent.left_out().items():
+        if name not in whole and (source is None or source in weights):
+            whole[name] = fresh[name] if source is None else weights[source]
     return whole
-
-
-def _needed(name: str, config: TrainConfig) -> bool:
-    if name.startswith(_LEARNING_ONLY) or "target." in name:
-        return False
-    return "heads.q2." not in name or config.settings.attribution_target != "q1"
 
 
 def _halved(tensor: Tensor) -> Tensor:

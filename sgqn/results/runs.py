@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from sgqn import checkpoint, pretrained
 from sgqn.agents import AGENTS
 from sgqn.config import TrainConfig, preset
-from sgqn.envs.tasks import find_task
+from sgqn.envs.families import find_task
 from sgqn.errors import DataError, InvalidValueError, SgqnError
 from sgqn.evaluation import Evaluation
 from sgqn.pretrained import package
@@ -96,8 +96,7 @@ class Run:
     @property
     def rho(self) -> float | None:
         """The quantile of the attribution's mask; None for agents that have none."""
-        recipe = AGENTS.get(self.agent)
-        return None if recipe and not recipe.masks else self.config.settings.rho
+        return self.config.settings.rho if AGENTS[self.agent].masks else None
 
     @property
     def checkpoint(self) -> Path | None:
@@ -124,7 +123,7 @@ class Run:
     @cached_property
     def other_settings(self) -> tuple[str, ...]:
         """What differs from the preset `paper`, beside steps, action repeat and rho."""
-        ours, papers = self.config, preset("paper", self.task)
+        ours, papers = self.config, preset("paper", self.task, self.agent)
         names = [field.name for field in dataclasses.fields(ours.settings) if field.name != "rho"]
         return tuple(
             [name for name in _LEARNING if getattr(ours, name) != getattr(papers, name)]
@@ -186,7 +185,7 @@ def with_settings(runs: Iterable[Run], *, action_repeat: int | None = None, rho:
 
 def own_rho(task: str) -> float:
     """The paper's rho for a task."""
-    return preset("paper", task).settings.rho
+    return find_task(task).defaults.rho
 
 
 def by_seed(runs: Iterable[Run], task: str, agent: str, shift: str) -> dict[int, Run]:

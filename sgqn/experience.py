@@ -1,0 +1,141 @@
+"""What an agent learns from, and when: between collecting transitions and updating.
+
+The trainer collects; an `Experience` keeps what was collected, says how many updates are due, and samples what they
+learn from. `OffPolicy` is a replay buffer with one update per agent step. An on-policy learner brings another one
+(`register_agent(..., experience=...)`), which is filled by the current policy, asks for its updates when it is full
+and then starts again.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sgqn.agents.base import Agent, Phase
+from sgqn.config import TrainConfig
+from sgqn.replay import Batch, Replay, prune
+
+logger = logging.getLogger(__name__)
+
+
+class Experience(Protocol):
+    """What the trainer asks of an agent's experience."""
+
+    updates: int
+    """Updates made so far."""
+    overlaps: bool
+    """Whether updates may run while the environments step: not if the next actions depend on them."""
+    generators: dict[str, torch.Generator]
+    """By name, the sources of random numbers that are part of a checkpoint."""
+
+    def start(self, obs: Tensor) -> None:
+        """All environments begin an episode at `obs`."""
+
+    def add(
+        self, actions: Tensor, rewards: np.ndarray, next_obs: Any, terminated: np.ndarray, truncated: np.ndarray,
+        reset_obs: Any,
+    ) -> None:  # fmt: skip
+        """One step of every environment; `reset_obs` are the next episodes' first observations, None if none ended."""
+
+    def explores(self, step: int) -> bool:
+        """Whether actions at this step are drawn uniformly instead of from the policy."""
+
+    def due(self, step: int) -> int:
+        """How many updates are due at this step."""
+
+    def sample(self, phase: Phase) -> Batch:
+        """What the next update learns from; tensors only."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def save(self, folder: Path, tag: str) -> None:
+        """Write what a checkpoint called `tag` needs beside `state_dict`."""
+
+    def prune(self, folder: Path, tags: list[str]) -> None:
+        """Delete what no checkpoint of these names needs."""
+
+    def load(self, folder: Path, tag: str, state: dict[str, Any], step: int, obs: Tensor) -> None:
+        """Continue from a checkpoint; `obs` are the current observations."""
+
+
+class OffPolicy:
+    """A replay buffer and one update per agent step, once random steps have filled it a little."""
+
+    overlaps = True
+
+    def __init__(self, config: TrainConfig, agent: Agent, device: torch.device):
+        self.config, self.agent, self.device = config, agent, device
+        self.replay: Replay  # made by `start` or `load`: there may be no memory for two
+        self.generators = {"sampler": torch.Generator(device).manual_seed(config.seed + 1)}
+        self.updates = 0
+        self.learn_from = config.warmup_steps
+        self.forgiven = 0  # updates that a run resumed without its replay could not make
+
+    def start(self, obs: Tensor) -> None:
+        config, spec = self.config, self.agent.spec
+        self.replay = Replay(
+            self._capacity,
+            config.num_envs,
+            frame_shape=(3, spec.render_size, spec.render_size),
+            action_shape=() if spec.discrete else (spec.action_dim,),
+            action_dtype=torch.int64 if spec.discrete else torch.float32,
+            stack=config.frame_stack,
+            discount=self.agent.discount,
+            device=self.device,
+            shortest_episode=min(40, config.episode_steps),
+        )
+        self.replay.start(obs)
+
+    def add(
+        self, actions: Tensor, rewards: np.ndarray, next_obs: Any, terminated: np.ndarray, truncated: np.ndarray,
+        reset_obs: Any,
+    ) -> None:  # fmt: skip
+        self.replay.add(actions, rewards, next_obs, terminated, truncated, reset_obs=reset_obs)
+
+    def explores(self, step: int) -> bool:
+        return step < self.config.warmup_steps
+
+    def due(self, step: int) -> int:
+        """One update per step, once the replay holds enough to learn from."""
+        return step - self.forgiven - self.updates if step >= self.learn_from else 0
+
+    def sample(self, phase: Phase) -> Batch:
+        batch = self.replay.sample(self.agent.sample_size(phase), self.generators["sampler"])
+        return self.agent.prepare(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "updates": self.updates,
+            "learn_from": self.learn_from,
+            "forgiven": self.forgiven,
+            "replay": self.config.save_replay,
+        }
+
+    def save(self, folder: Path, tag: str) -> None:
+        if self.config.save_replay:
+            self.replay.save(folder, tag)
+
+    def prune(self, folder: Path, tags: list[str]) -> None:
+        if self.config.save_replay:
+            prune(folder, tags)
+
+    def load(self, folder: Path, tag: str, state: dict[str, Any], step: int, obs: Tensor) -> None:
+        self.updates, self.learn_from, self.forgiven = (state[k] for k in ("updates", "learn_from", "forgiven"))
+        if state["replay"]:
+            self.replay = Replay.load(folder, tag, self.device, self._capacity)  # the capacity may have grown
+            return
+        self.learn_from = step + self.config.warmup_steps
+        self.forgiven = step - self.updates
+        logger.warning(
+            "the replay was not saved: it is filled again, and learning continues at step %d", self.learn_from
+        )
+        self.start(obs)
+
+    @property
+    def _capacity(self) -> int:
+        return min(self.config.replay_capacity, max(self.config.steps, self.config.num_envs))

@@ -32,10 +32,10 @@ from rich.table import Table
 import sgqn
 from sgqn import data
 from sgqn.envs.backgrounds import generate_clip
-from sgqn.envs.shifts import find_shift
-from sgqn.envs.simulation import Simulation
-from sgqn.envs.suite import gl_error
-from sgqn.envs.tasks import find_task
+from sgqn.envs.families import find_task
+from sgqn.envs.families.suite import SuiteSimulation
+from sgqn.envs.gl import Painter
+from sgqn.envs.opengl import gl_error
 
 
 @dataclass
@@ -140,10 +140,9 @@ def physics_rates(options: Options) -> dict[str, float]:
     from sgqn.envs.workers import WorkerStage
 
     task, count = find_task(options.task), max(options.num_envs)
-    actions = np.random.RandomState(0).uniform(
-        -1, 1, (options.steps, count, Simulation(task, find_shift("train")).action_dim)
-    )
-    stage = WorkerStage(task, "train", count, 8, "warp", torch.device(options.device), masks=False)
+    simulations = [task.load("train") for _ in range(count)]
+    actions = np.random.RandomState(0).uniform(-1, 1, (options.steps, count, simulations[0].action_dim))
+    stage = WorkerStage(task, simulations[0].shift, count, 8, "warp", torch.device(options.device), masks=False)
     stage.reset(range(count), 0, range(count))
     start = time.perf_counter()
     for action in actions:
@@ -151,7 +150,6 @@ def physics_rates(options: Options) -> dict[str, float]:
         stage.step_wait()
     processes = time.perf_counter() - start
     stage.close()
-    simulations = [Simulation(task, find_shift("train")) for _ in range(count)]
     for i, simulation in enumerate(simulations):
         simulation.reset(i)
     with ThreadPoolExecutor(min(count, os.cpu_count() or 1)) as pool:
@@ -174,7 +172,9 @@ class Reference:
 
     def __init__(self, task_name: str, act: Callable[[np.ndarray], np.ndarray] | None = None):
         self._task = find_task(task_name)
-        self._simulation = Simulation(self._task, find_shift("video_hard"))
+        self._simulation = self._task.load("video_hard")
+        assert isinstance(self._simulation, SuiteSimulation)
+        Painter(self._simulation.model).paint(self._simulation.shift.appearance(0, 0))
         self._clips = video_files()
         self._frames: list[np.ndarray] = []
         self._random = np.random.RandomState(0)
@@ -211,7 +211,7 @@ class Reference:
         return clip, np.concatenate([frame.transpose(2, 0, 1) for frame in self._frames])
 
     def _observe(self, clip: np.ndarray, index: int) -> np.ndarray:
-        picture = self._simulation.physics.render(84, 84, camera_id=0)
+        picture = self._simulation.env.physics.render(84, 84, camera_id=0)
         background = torch.from_numpy(clip[index % len(clip)]).permute(2, 0, 1)[None].float() / 255
         background = F.interpolate(background, size=(84, 84), mode="bilinear", align_corners=False)
         behind = (background * 255).byte()[0].permute(1, 2, 0).numpy()

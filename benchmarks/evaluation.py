@@ -29,9 +29,7 @@ from rich.table import Table
 import sgqn
 from sgqn.agents import Agent, AgentSettings, Spec, build_agent
 from sgqn.envs.backgrounds import PREFETCHER
-from sgqn.envs.shifts import find_shift
-from sgqn.envs.simulation import Simulation
-from sgqn.envs.tasks import find_task
+from sgqn.envs.families import find_task
 
 
 @dataclass
@@ -60,7 +58,7 @@ def main(options: Options) -> None:
 
 
 def untrained(task: str) -> Agent:
-    action_dim = Simulation(find_task(task), find_shift("train")).action_dim
+    action_dim = find_task(task).load("train").action_dim
     return build_agent("sgqn", Spec(action_dim), AgentSettings(), seed=0)
 
 

@@ -15,8 +15,7 @@ from rich.progress import track
 from rich.table import Table
 
 from sgqn.envs.gl import GLRenderer
-from sgqn.envs.shifts import find_shift
-from sgqn.envs.simulation import Simulation
+from sgqn.envs.simulation import MujocoSimulation
 from sgqn.envs.tasks import PAPER_TASKS, find_task
 from sgqn.envs.warp import WarpRenderer
 
@@ -45,13 +44,14 @@ def main(options: Options) -> None:
 
 def compare(name: str, shift_name: str, every: int) -> tuple[list[float], float]:
     """Mean absolute difference of each compared frame; intersection over union of the masks over all of them."""
-    task, shift = find_task(name), find_shift(shift_name)
-    simulation = Simulation(task, shift)
+    task = find_task(name)
+    simulation = task.load(shift_name)
+    assert isinstance(simulation, MujocoSimulation)
     warp = WarpRenderer(simulation, 1, 84, torch.device("cpu"), masks=True)
     gl = GLRenderer(simulation, 84)
     simulation.reset(0)
-    gl.upload()
-    warp.set_colors([0], [shift.colors(0, 0)])
+    gl.start()
+    warp.set_appearances([0], [simulation.appearance])
     row = np.zeros((1, simulation.scene.size), dtype=np.float32)
     random = np.random.RandomState(0)
     differences, both, either = [], 0, 0

@@ -13,7 +13,7 @@ from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameErro
 
 if TYPE_CHECKING:
     from sgqn import attribution, saliency
-    from sgqn.envs import make, make_vec
+    from sgqn.envs import make, make_vec, register_family
     from sgqn.evaluation import Policy, evaluate
     from sgqn.run import load_agent
 
@@ -23,6 +23,7 @@ _LAZY = {
     "Policy": "sgqn.evaluation",
     "make": "sgqn.envs",
     "make_vec": "sgqn.envs",
+    "register_family": "sgqn.envs.families",
     "evaluate": "sgqn.evaluation",
     "load_agent": "sgqn.run",
     "attribution": "",
@@ -41,6 +42,7 @@ __all__ = [
     "load_agent",
     "make",
     "make_vec",
+    "register_family",
     "saliency",
 ]
 

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from sgqn import run as runs
 from sgqn.agents.base import Agent
 from sgqn.config import versions
-from sgqn.envs.simulation import check_action
+from sgqn.envs.checks import check_action
 from sgqn.envs.tasks import check_renderer, check_seed, check_shift, find_task
 from sgqn.envs.vector import PixelVectorEnv, make_vec
 from sgqn.envs.warp import num_cores
@@ -271,7 +272,7 @@ def _asking(act: Act, action_dim: int, as_numpy: bool) -> Actions:
         given = act(obs.clone().numpy(force=True) if as_numpy else obs.clone())
         shape = (len(obs), action_dim)
         try:
-            action = check_action(given, shape)
+            action = check_action(given, spaces.Box(-1.0, 1.0, shape))
         except (TypeError, ValueError) as error:
             kind = type(given).__name__
             raise InvalidValueError(f"a policy was asked for actions {shape} and gave a {kind}: {error}") from error

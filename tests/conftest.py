@@ -20,7 +20,7 @@ os.environ["SGQN_DATA"] = tempfile.mkdtemp(prefix="sgqn-no-data-")
 
 
 def _has_gl() -> bool:
-    from sgqn.envs.suite import gl_error
+    from sgqn.envs.opengl import gl_error
 
     return gl_error() is None
 

@@ -1,22 +1,54 @@
-"""The DMControl Generalization Benchmark as Gymnasium environments."""
+"""Tasks of all families as Gymnasium environments that show pixels."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sgqn.envs.suite import choose_backend
-from sgqn.envs.tasks import PAPER_TASKS, RENDERERS, SHIFTS, TASKS
+from sgqn.envs.opengl import choose_backend
 
 if TYPE_CHECKING:
     from sgqn.envs.env import PixelEnv, make
+    from sgqn.envs.families import Defaults, Family, Task, all_shifts, all_tasks, find_task, register_family
+    from sgqn.envs.shifts import Appearance, Shift
+    from sgqn.envs.simulation import MujocoSimulation, Renderer, Simulation
+    from sgqn.envs.tasks import PAPER_TASKS, RENDERERS, SHIFTS, TASKS
     from sgqn.envs.vector import PixelVectorEnv, make_vec
 
-__all__ = ["PAPER_TASKS", "RENDERERS", "SHIFTS", "TASKS", "PixelEnv", "PixelVectorEnv", "make", "make_vec"]
+__all__ = [
+    "PAPER_TASKS",
+    "RENDERERS",
+    "SHIFTS",
+    "TASKS",
+    "Appearance",
+    "Defaults",
+    "Family",
+    "MujocoSimulation",
+    "PixelEnv",
+    "PixelVectorEnv",
+    "Renderer",
+    "Shift",
+    "Simulation",
+    "Task",
+    "all_shifts",
+    "all_tasks",
+    "find_task",
+    "make",
+    "make_vec",
+    "register_family",
+]
 
 choose_backend()
 
-_LAZY = {"PixelEnv": "env", "make": "env", "PixelVectorEnv": "vector", "make_vec": "vector"}
+_LAZY = {
+    **dict.fromkeys(("PixelEnv", "make"), "env"),
+    **dict.fromkeys(("PixelVectorEnv", "make_vec"), "vector"),
+    **dict.fromkeys(("Defaults", "Family", "Task", "all_shifts", "all_tasks"), "families"),
+    **dict.fromkeys(("find_task", "register_family"), "families"),
+    **dict.fromkeys(("Appearance", "Shift"), "shifts"),
+    **dict.fromkeys(("MujocoSimulation", "Renderer", "Simulation"), "simulation"),
+    **dict.fromkeys(("PAPER_TASKS", "RENDERERS", "SHIFTS", "TASKS"), "tasks"),
+}
 
 
 def __getattr__(name: str) -> Any:

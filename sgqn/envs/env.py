@@ -8,20 +8,20 @@ import gymnasium
 import numpy as np
 import torch
 
+from sgqn.envs.checks import check_action, check_count, check_seed, check_sizes
+from sgqn.envs.families import check_shift, find_task
 from sgqn.envs.pixels import Pixels
-from sgqn.envs.shifts import find_shift
-from sgqn.envs.simulation import check_action
 from sgqn.envs.stage import LocalStage, choose_renderer
-from sgqn.envs.tasks import check_count, check_seed, check_shift, find_task
 from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
 
 
-class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """A dm_control task seen through camera 0, under a shift of the DMControl Generalization Benchmark.
+class PixelEnv(gymnasium.Env[np.ndarray, Any]):
+    """A task seen through its camera, under one of its shifts: by default the one to train in.
 
-    Observations are uint8 (3 * frame_stack, image_size, image_size), actions lie in [-1, 1] (what is outside is
-    clipped). Episode k after `reset(seed=s)` is the same for everyone; `reset(options={"episode": k})` jumps there.
-    With `masks=True`, `info["mask"]` tells which pixels of each stacked frame show the controlled system.
+    Observations are uint8 (3 * frame_stack, image_size, image_size). Actions lie in [-1, 1] (others are clipped), or
+    are integers where the task has discrete ones. Episode k after `reset(seed=s)` is the same for everyone;
+    `reset(options={"episode": k})` jumps there. With `masks=True`, `info["mask"]` tells which pixels of each stacked
+    frame show the controlled system.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
@@ -29,29 +29,31 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def __init__(
         self,
         task: str,
-        shift: str = "train",
+        shift: str | None = None,
         seed: int = 0,
         renderer: str = "auto",
         *,
         action_repeat: int | None = None,
         image_size: int = 84,
-        frame_stack: int = 3,
+        frame_stack: int | None = None,
         masks: bool = False,
         render_mode: str | None = None,
     ):
         if render_mode not in (None, "rgb_array"):
             raise InvalidValueError(f"render_mode must be None or 'rgb_array', not {render_mode!r}")
         self.task = find_task(task, action_repeat)
-        self.shift = check_shift(shift)
+        self.shift = check_shift(task, self.task.family.shifts(task)[0] if shift is None else shift)
+        frame_stack = self.task.defaults.frame_stack if frame_stack is None else frame_stack
         check_sizes(image_size, frame_stack)
         self._seed, self._episode = check_seed(seed), -1
         self.render_mode = render_mode
         device = torch.device("cpu")
-        renderer = choose_renderer(renderer)
-        self._pixels = Pixels(1, image_size, frame_stack, find_shift(shift), device, self.task.episode_steps)
-        self._stage = LocalStage(self.task, shift, 1, image_size, renderer, device, masks)
+        renderer = choose_renderer(self.task, renderer)
+        found = self.task.family.shift(task, self.shift)
+        self._pixels = Pixels(1, image_size, frame_stack, found, device, self.task.episode_steps)
+        self._stage = LocalStage(self.task, found, 1, image_size, renderer, device, masks)
         self.observation_space = gymnasium.spaces.Box(0, 255, (3 * frame_stack, image_size, image_size), dtype=np.uint8)
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (self._stage.action_dim,), dtype=np.float32)
+        self.action_space = self._stage.action_space
         self.metadata = describe(self.metadata, renderer, self._pixels.source, self._stage.agent_step_seconds)
         self._running = False
 
@@ -72,7 +74,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if not self._running:
             raise SgqnError("the episode is over (or never began): call reset() first")
-        self._stage.step_async(check_action(action, self.action_space.shape or ())[None])
+        self._stage.step_async(check_action(action, self.action_space)[None])
         rewards, terminated, truncated = self._stage.step_wait()
         frames = self._stage.frames()
         self._pixels.push(frames, self._stage.masks())
@@ -104,14 +106,14 @@ class PixelEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return info
 
 
-def make(task: str, shift: str = "train", seed: int = 0, renderer: str = "auto", **options: Any) -> PixelEnv:
+def make(task: str, shift: str | None = None, seed: int = 0, renderer: str = "auto", **options: Any) -> PixelEnv:
     """A task under a shift as a Gymnasium environment; see `PixelEnv` for the options."""
     return PixelEnv(task, shift, seed, renderer, **options)
 
 
 def describe(metadata: dict[str, Any], renderer: str, source: str, step_seconds: float) -> dict[str, Any]:
     """An environment's metadata: which renderer and which backgrounds made its pixels."""
-    return {**metadata, "renderer": renderer, "backgrounds": source, "render_fps": round(1 / step_seconds)}
+    return {**metadata, "renderer": renderer, "backgrounds": source, "render_fps": max(1, round(1 / step_seconds))}
 
 
 def read_episode(options: dict[str, Any] | None, default: int) -> int:
@@ -120,10 +122,3 @@ def read_episode(options: dict[str, Any] | None, default: int) -> int:
         if name != "episode":
             raise UnknownNameError("option of reset", name, ("episode",))
     return check_count("options['episode']", (options or {}).get("episode", default))
-
-
-def check_sizes(image_size: int, frame_stack: int) -> None:
-    if not 8 <= image_size <= 1024:
-        raise InvalidValueError(f"image_size must be between 8 and 1024, not {image_size!r}")
-    if frame_stack < 1:
-        raise InvalidValueError(f"frame_stack must be at least 1, not {frame_stack!r}")

@@ -13,7 +13,7 @@ import numpy as np
 
 _FINE = 0.6  # metres: cells too small for a spotlight to fall between their corners
 _MAX_CELLS = 200  # MuJoCo's limit of a plane's grid, each way
-_RAYS = np.linspace(-0.9, 0.9, 5)  # a coarse grid over the picture
+_RAYS = np.linspace(-0.9, 0.9, 5)  # a coarse grid over the image
 
 
 class FloorLight:
@@ -22,11 +22,11 @@ class FloorLight:
     `material` is -1 where no factor is needed.
     """
 
-    def __init__(self, model: mujoco.MjModel):
-        self.material = -1
+    def __init__(self, model: mujoco.MjModel, camera: int):
+        self.material, self._camera = -1, camera
         floors = (model.geom_type == int(mujoco.mjtGeom.mjGEOM_PLANE)) & (model.geom_matid >= 0)
         floors &= (model.geom_size[:, :2] > 0).all(axis=1) & (model.geom_group < 3)
-        if not floors.any() or not model.nlight or not model.ncam:
+        if not floors.any() or not model.nlight:
             return
         self._geom = int(np.flatnonzero(floors)[0])
         self._size = model.geom_size[self._geom, :2].copy()
@@ -35,7 +35,7 @@ class FloorLight:
         if (2 * self._size / self._cells < _FINE).all():
             return
         self.material = int(model.geom_matid[self._geom])
-        slope = np.tan(np.radians(model.cam_fovy[0]) / 2)
+        slope = np.tan(np.radians(model.cam_fovy[camera]) / 2)
         x, y = np.meshgrid(_RAYS * slope, _RAYS * slope)
         self._rays = np.stack([x.ravel(), y.ravel(), np.full(x.size, -1.0)], axis=1)
         head = model.vis.headlight
@@ -47,7 +47,7 @@ class FloorLight:
         if self.material < 0:
             return 1.0
         centre, frame = data.geom_xpos[self._geom], data.geom_xmat[self._geom].reshape(3, 3)
-        eye, camera = data.cam_xpos[0], data.cam_xmat[0].reshape(3, 3)
+        eye, camera = data.cam_xpos[self._camera], data.cam_xmat[self._camera].reshape(3, 3)
         normal = frame[:, 2]
         rays = self._rays @ camera.T
         downward = rays @ normal

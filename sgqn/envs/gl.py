@@ -2,51 +2,142 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import weakref
+
 import mujoco
 import numpy as np
 
-from sgqn.envs.simulation import Simulation
-from sgqn.envs.suite import gl_error
-from sgqn.errors import SgqnError
+from sgqn.envs.opengl import gl_error
+from sgqn.envs.scene import texture_pixels
+from sgqn.envs.shifts import Appearance
+from sgqn.envs.simulation import MujocoSimulation, Renderer
+from sgqn.errors import InvalidValueError, SgqnError
+
+_MAX_GEOMS = 10_000  # as many as mujoco.Renderer takes
+_SEGMENTATION = (int(mujoco.mjtRndFlag.mjRND_SEGMENT), int(mujoco.mjtRndFlag.mjRND_IDCOLOR))
 
 
-class GLRenderer:
-    """Draws camera 0 of one simulation through dm_control."""
+class GLRenderer(Renderer):
+    """Draws a simulation's camera in an OpenGL context of its own.
 
-    name = "gl"
+    Like `mujoco.Renderer`, which frees its textures in whichever context is current: with several that damages others.
+    """
 
-    def __init__(self, simulation: Simulation, size: int):
+    def __init__(self, simulation: MujocoSimulation, size: int):
+        self._gl: mujoco.GLContext | None = None
         problem = gl_error()
         if problem is not None:
             raise SgqnError(f"no OpenGL context can be made here ({problem}): use renderer='warp'")
-        from dm_control.mujoco import engine
-
         self._simulation = simulation
+        self._painter = Painter(simulation.model)
+        self._controlled = simulation.scene.controlled_objects(simulation.model)
         buffer = simulation.model.vis.global_
         buffer.offwidth = buffer.offheight = size  # all of it is cleared and resolved for every frame
-        self._camera = engine.Camera(simulation.physics, size, size, camera_id=0)
-        self._controlled = simulation.scene.controlled_objects(simulation.model)
-        self._size = size
+        self._pixels = np.empty((size, size, 3), dtype=np.uint8)
+        self._viewport = mujoco.MjrRect(0, 0, size, size)
+        self._scene = mujoco.MjvScene(simulation.model, _MAX_GEOMS)
+        self._option, self._camera = mujoco.MjvOption(), mujoco.MjvCamera()
+        self._camera.type, self._camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, simulation.camera
+        self._gl = mujoco.GLContext(size, size)
+        self._gl.make_current()
+        self._context = mujoco.MjrContext(simulation.model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        _close_at_exit()
+        _open.add(self)
 
-    def upload(self) -> None:
-        """Send the textures that the last reset painted to the graphics context."""
-        physics = self._simulation.physics
-        for name in self._simulation.painted:
-            texture = mujoco.mj_name2id(self._simulation.model, mujoco.mjtObj.mjOBJ_TEXTURE, name)
-            with physics.contexts.gl.make_current() as context:
-                context.call(mujoco.mjr_uploadTexture, self._simulation.model, physics.contexts.mujoco.ptr, texture)
+    def start(self) -> None:
+        for texture in self._painter.paint(self._simulation.appearance):
+            self._make_current()
+            mujoco.mjr_uploadTexture(self._simulation.model, self._context, texture)
 
     def frame(self) -> np.ndarray:
-        """uint8 (size, size, 3)."""
-        return self._camera.render().copy()  # the next render would overwrite it
+        self._draw()
+        return np.flipud(self._pixels).copy()
 
     def mask(self) -> np.ndarray:
-        """Which pixels show the controlled system: bool (size, size)."""
-        segmentation = self._camera.render(segmentation=True)
-        ids, kinds = segmentation[..., 0], segmentation[..., 1]
-        mask = np.zeros(ids.shape, dtype=bool)
-        for kind, controlled in self._controlled.items():
-            shown = kinds == kind
-            if len(controlled):
-                mask |= shown & controlled[np.where(shown, ids, 0)]
-        return mask
+        for flag in _SEGMENTATION:
+            self._scene.flags[flag] = True
+        self._draw()
+        for flag in _SEGMENTATION:
+            self._scene.flags[flag] = False
+        red, green, blue = np.moveaxis(self._pixels.astype(np.uint32), -1, 0)
+        controlled = np.zeros(self._scene.ngeom + 1, dtype=bool)  # entry 0 is the background's
+        for geom in self._scene.geoms[: self._scene.ngeom]:
+            if geom.segid >= 0 and geom.objtype in self._controlled:
+                controlled[geom.segid + 1] = self._controlled[geom.objtype][geom.objid]
+        return np.flipud(controlled[red + (green << 8) + (blue << 16)])
+
+    def close(self) -> None:
+        if self._gl is not None:
+            self._make_current()
+            self._context.free()
+            self._gl.free()
+            self._gl = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _draw(self) -> None:
+        simulation, everything = self._simulation, mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(
+            simulation.model, simulation.data, self._option, None, self._camera, everything, self._scene
+        )
+        self._make_current()
+        mujoco.mjr_render(self._viewport, self._scene, self._context)
+        mujoco.mjr_readPixels(self._pixels, None, self._viewport, self._context)
+
+    def _make_current(self) -> None:
+        if self._gl is None:
+            raise SgqnError("this renderer is closed")
+        self._gl.make_current()
+
+
+class Painter:
+    """Gives a model an episode's appearance; what that does not name looks as it did at first."""
+
+    def __init__(self, model: mujoco.MjModel):
+        self._model = model
+        self._appearance = Appearance()
+        self._colors: dict[int, np.ndarray] = {}  # the first ones of what was painted since
+        self._textures: dict[int, np.ndarray] = {}
+
+    def paint(self, appearance: Appearance) -> list[int]:
+        """Change the model; returns the textures that are new."""
+        if appearance == self._appearance:
+            return []
+        self._appearance, model = appearance, self._model
+        colors: dict[int, np.ndarray] = dict(self._colors)
+        for name, color in appearance.materials.items():
+            material = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_MATERIAL, name)
+            if material >= 0:
+                self._colors.setdefault(material, model.mat_rgba[material, :3].copy())
+                colors[material] = np.asarray(color)
+        for material, rgb in colors.items():
+            model.mat_rgba[material, :3] = rgb
+        images = dict(self._textures)
+        for name, make in appearance.textures.items():
+            texture = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_TEXTURE, name)
+            if texture >= 0:
+                self._textures.setdefault(texture, texture_pixels(model, texture).copy())
+                images[texture] = make()
+        for texture, image in images.items():
+            pixels = texture_pixels(model, texture)
+            if image.shape != pixels.shape:
+                raise InvalidValueError(f"a texture of shape {pixels.shape} cannot be painted with {image.shape}")
+            pixels[:] = image
+        return list(images)
+
+
+_open: weakref.WeakSet[GLRenderer] = weakref.WeakSet()
+
+
+@functools.cache
+def _close_at_exit() -> None:
+    """Registered after MuJoCo's own exit function, so that it runs before that ends OpenGL."""
+
+    @atexit.register
+    def close_all() -> None:
+        for renderer in list(_open):
+            renderer.close()

@@ -21,8 +21,8 @@ class Pixels:
         self._times = [0] * num_envs
         self._backgrounds = None
         self.source = shift.source
-        if shift.is_video:
-            self._backgrounds = open_backgrounds(shift.name, size, device, max_frames=episode_steps + 1)
+        if shift.video is not None:
+            self._backgrounds = open_backgrounds(shift.video, size, device, max_frames=episode_steps + 1)
             self.source = self._backgrounds.source
         self.observations = torch.zeros(num_envs, 3 * stack, size, size, dtype=torch.uint8, device=device)
         self.masks: Tensor | None = None

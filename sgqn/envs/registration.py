@@ -1,16 +1,22 @@
-"""Registers `sgqn/<task>-<shift>-v0` with Gymnasium: on `import sgqn`, or by Gymnasium's own plugin lookup."""
+"""Registers `sgqn/<task>-<shift>-v0` with Gymnasium: on `import sgqn`, and whenever a family is registered."""
 
 from __future__ import annotations
 
-from sgqn.envs.tasks import SHIFTS, TASKS
+from sgqn.envs.families import Family, families
 
 
 def register() -> None:
-    """Register every task and shift once; safe to call again."""
+    """Register every listed task of every family; safe to call again."""
+    for family in families():
+        register_tasks(family)
+
+
+def register_tasks(family: Family) -> None:
+    """Register the tasks that a family lists under each of their shifts."""
     import gymnasium
 
-    for task in TASKS:
-        for shift in SHIFTS:
+    for task in family.tasks:
+        for shift in family.shifts(task):
             name = f"sgqn/{task}-{shift}-v0"
             if name not in gymnasium.registry:
                 gymnasium.register(id=name, entry_point="sgqn.envs.env:make", kwargs={"task": task, "shift": shift})

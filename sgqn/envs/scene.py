@@ -6,6 +6,8 @@ further geoms, its visible sites and the segments of its tendons, with positions
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mujoco
 import numpy as np
 
@@ -19,7 +21,8 @@ _AWAY = (0.0, 0.0, -1e4)  # where unused segments lie
 class SceneLayout:
     """Where in the row each quantity lies, and which objects belong to the controlled system."""
 
-    def __init__(self, model: mujoco.MjModel):
+    def __init__(self, model: mujoco.MjModel, camera: int, controlled_bodies: np.ndarray):
+        self.camera = camera
         self.sites = np.flatnonzero((model.site_group < _VISIBLE_GROUPS) & (_alpha(model, "site") > 0))
         spatial = np.array([_is_spatial(model, i) for i in range(model.ntendon)], dtype=bool)
         shown = (model.tendon_group < _VISIBLE_GROUPS) & (_alpha(model, "tendon") > 0)
@@ -45,8 +48,8 @@ class SceneLayout:
         # A site or geom takes its place behind the world's geoms and sites, in front of the bodies' geoms.
         self._extra = slice(self.num_static, self.num_static + self.num_extras)
         self._behind = slice(self.num_static + self.num_extras, self.num_geoms)
-        self.moving_bodies = _moving_bodies(model)
-        self.floor = FloorLight(model)
+        self._bodies = controlled_bodies  # bool (nbody,)
+        self.floor = FloorLight(model, camera)
         self._tendon_scene: mujoco.MjvScene | None = None
 
     def views(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -75,8 +78,8 @@ class SceneLayout:
         ):
             view[name][front] = source[: self.num_static]
             view[name][behind] = source[self.num_static :]
-        view["cam_pos"][0] = data.cam_xpos[0]
-        view["cam_mat"][0] = data.cam_xmat[0].reshape(3, 3)
+        view["cam_pos"][0] = data.cam_xpos[self.camera]
+        view["cam_mat"][0] = data.cam_xmat[self.camera].reshape(3, 3)
         view["light_pos"][:] = data.light_xpos
         view["light_dir"][:] = data.light_xdir
         view["floor_light"][0] = self.floor.factor(model, data)
@@ -86,11 +89,11 @@ class SceneLayout:
             if self.num_segments:
                 self._write_tendons(model, data, {k: v[len(self.sites) :] for k, v in extra.items()})
 
-    def render_model(self, model: mujoco.MjModel, xml: str) -> mujoco.MjModel:
+    def render_model(self, model: mujoco.MjModel, make_spec: Callable[[], mujoco.MjSpec]) -> mujoco.MjModel:
         """The model whose geoms are this scene's geoms: the given one, or one recompiled with the further geoms."""
         if not self.num_extras:
             return model
-        spec = mujoco.MjSpec.from_string(xml)
+        spec = make_spec()
         for site in self.sites:
             rgba, material = _looks(model, "site", int(site))
             spec.worldbody.add_geom(
@@ -120,16 +123,16 @@ class SceneLayout:
 
     def controlled(self, model: mujoco.MjModel) -> np.ndarray:
         """For each geom of the scene, whether it belongs to the controlled system: bool (num_geoms,)."""
-        geoms = self.moving_bodies[model.geom_bodyid]
-        sites = self.moving_bodies[model.site_bodyid[self.sites]]
+        geoms = self._bodies[model.geom_bodyid]
+        sites = self._bodies[model.site_bodyid[self.sites]]
         segments = np.ones(self.num_segments, dtype=bool)
         return np.concatenate([geoms[: self.num_static], sites, segments, geoms[self.num_static :]])
 
     def controlled_objects(self, model: mujoco.MjModel) -> dict[int, np.ndarray]:
         """Per mjtObj type, whether each object belongs to the controlled system: for MuJoCo's own segmentation."""
         return {
-            int(mujoco.mjtObj.mjOBJ_GEOM): self.moving_bodies[model.geom_bodyid],
-            int(mujoco.mjtObj.mjOBJ_SITE): self.moving_bodies[model.site_bodyid],
+            int(mujoco.mjtObj.mjOBJ_GEOM): self._bodies[model.geom_bodyid],
+            int(mujoco.mjtObj.mjOBJ_SITE): self._bodies[model.site_bodyid],
             int(mujoco.mjtObj.mjOBJ_TENDON): np.ones(model.ntendon, dtype=bool),
             int(mujoco.mjtObj.mjOBJ_SKIN): np.ones(model.nskin, dtype=bool),
         }
@@ -189,9 +192,8 @@ def _is_spatial(model: mujoco.MjModel, tendon: int) -> bool:
     return int(model.wrap_type[model.tendon_adr[tendon]]) != int(mujoco.mjtWrap.mjWRAP_JOINT)
 
 
-def _moving_bodies(model: mujoco.MjModel) -> np.ndarray:
-    """Which bodies can move against the world: they or an ancestor have a joint."""
-    moving = np.zeros(model.nbody, dtype=bool)
-    for body in range(1, model.nbody):
-        moving[body] = model.body_dofnum[body] > 0 or moving[model.body_parentid[body]]
-    return moving
+def texture_pixels(model: mujoco.MjModel, texture: int) -> np.ndarray:
+    """A texture of the model, a view of shape (height, width, channels)."""
+    shape = (model.tex_height[texture], model.tex_width[texture], model.tex_nchannel[texture])
+    start = model.tex_adr[texture]
+    return model.tex_data[start : start + int(np.prod(shape))].reshape(shape)

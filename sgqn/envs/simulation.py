@@ -1,167 +1,205 @@
-"""One dm_control task without pixels: physics and rewards are dm_control's own, the scene is left to a renderer."""
+"""A task without pixels: what environments, worker processes and renderers need of it.
+
+A family for a MuJoCo scene subclasses `MujocoSimulation`; one that draws itself subclasses `Simulation` and `Renderer`.
+"""
 
 from __future__ import annotations
 
-import os
-import tempfile
-import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mujoco
 import numpy as np
+from gymnasium import spaces
 
-from sgqn.envs import shifts
-from sgqn.envs.scene import SceneLayout
-from sgqn.envs.suite import suite
-from sgqn.envs.tasks import CONTROL_STEPS, Task
-from sgqn.errors import InvalidValueError
+from sgqn.envs.families import Task
+from sgqn.envs.shifts import Appearance, Shift
+from sgqn.errors import InvalidValueError, SgqnError
 
-_LOADING = threading.Lock()  # MuJoCo remembers one last XML per process
-_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+if TYPE_CHECKING:
+    import mujoco
+
+
+class Renderer:
+    """Draws one simulation as it is now."""
+
+    def start(self) -> None:
+        """A new episode has begun: change to its appearance."""
+
+    def frame(self) -> np.ndarray:
+        """uint8 (size, size, 3), an array of its own."""
+        raise NotImplementedError
+
+    def mask(self) -> np.ndarray:
+        """Which pixels of the frame show the controlled system: bool (size, size)."""
+        raise SgqnError("masks of the controlled system are not available for this task")
+
+    def close(self) -> None:
+        pass
 
 
 class Simulation:
-    """A task under a shift: `reset` to an episode, `step` with an action, read the scene.
+    """A task under a shift: `reset` to an episode, `step` with an action.
 
     Episode k depends on (seed, k) alone, so that any number of simulations can share the episodes of one seed.
+    Subclasses set `action_space` and `control_seconds` and implement `start` and `control`.
     """
 
-    def __init__(self, task: Task, shift: shifts.Shift, seed: int = 0, paint: bool = True):
-        self.task = task
-        self.shift = shift
-        self.seed = seed
-        self.episode = -1
+    action_space: spaces.Box | spaces.Discrete
+    control_seconds: float = 0.1
+    """Time that one control step takes."""
+
+    def __init__(self, task: Task, shift: Shift):
+        self.task, self.shift = task, shift
+        self.seed, self.episode = 0, -1
         self.steps = 0  # control steps of this episode
-        self.painted: tuple[str, ...] = ()  # textures that the last reset changed
-        self._paint = paint
-        with _LOADING:
-            self.env = suite().load(task.domain, task.task, task_kwargs={"random": seed})
-            self.scene = SceneLayout(self.model)
-            self.xml = _last_xml(self.model) if self.scene.num_extras else ""
-        spec = self.env.action_spec()
-        self._low, self._high = np.asarray(spec.minimum), np.asarray(spec.maximum)
-        self.action_dim: int = int(np.prod(spec.shape))
 
-    @property
-    def physics(self) -> Any:
-        return self.env.physics
+    def start(self) -> None:
+        """Start episode `self.episode` of `self.seed`, with randomness from `self.entropy()` alone."""
+        raise NotImplementedError
 
-    @property
-    def model(self) -> mujoco.MjModel:
-        return self.env.physics.model.ptr
+    def control(self, action: Any) -> tuple[float, bool, bool]:
+        """One control step with an array in [-1, 1] or an int; returns the reward, terminated, truncated."""
+        raise NotImplementedError
 
-    @property
-    def data(self) -> mujoco.MjData:
-        return self.env.physics.data.ptr
+    def make_renderer(self, size: int) -> Renderer:
+        """What draws this simulation wherever simulations are drawn one at a time."""
+        raise NotImplementedError
 
-    @property
-    def agent_step_seconds(self) -> float:
-        return float(self.env.control_timestep()) * self.task.action_repeat
+    def close(self) -> None:
+        pass
 
     def reset(self, episode: int, seed: int | None = None) -> None:
         """Start episode `episode` of the seed."""
         if seed is not None:
             self.seed = seed
-        self.episode = episode
-        self.steps = 0
-        # dm_control's tasks hold a legacy RandomState: give it a stream of its own for each episode.
-        entropy = np.random.SeedSequence([self.seed, episode]).generate_state(4)
-        self.env.task.random.seed(entropy)
-        self._apply_colors()
-        self.env.reset()
+        self.episode, self.steps = episode, 0
+        self.start()
 
-    def step(self, action: np.ndarray) -> tuple[float, bool, bool]:
-        """Repeat `action` (in [-1, 1]); returns the summed reward, terminated, truncated."""
-        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (self._high - self._low)
-        reward = 0.0
-        terminated = False
+    def step(self, action: Any) -> tuple[float, bool, bool]:
+        """Repeat `action`; returns the summed reward, terminated, truncated."""
+        action = int(action) if isinstance(self.action_space, spaces.Discrete) else np.clip(action, -1.0, 1.0)
+        total, terminated, truncated = 0.0, False, False
         for _ in range(self.task.action_repeat):
-            timestep = self.env.step(scaled)
-            reward += timestep.reward or 0.0
+            reward, terminated, truncated = self.control(action)
+            total += reward
             self.steps += 1
-            if timestep.last():
-                terminated = timestep.discount == 0.0
+            truncated = truncated or (not terminated and self.steps >= self.task.defaults.control_steps)
+            if terminated or truncated:
                 break
-            if self.steps >= CONTROL_STEPS:
-                break
-        return reward, terminated, not terminated and self.steps >= CONTROL_STEPS
+        return total, bool(terminated), bool(truncated)
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs to continue bit for bit, as plain numbers and arrays."""
+        return {"seed": self.seed, "episode": self.episode, "steps": self.steps}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from `state`: the episode starts again (that may change the model), then jumps ahead."""
+        self.reset(int(state["episode"]), int(state["seed"]))
+        self.steps = int(state["steps"])
+
+    def entropy(self) -> np.ndarray:
+        """uint32 (4,) to seed the episode's randomness with."""
+        return np.random.SeedSequence([self.seed, self.episode]).generate_state(4)
+
+    @property
+    def appearance(self) -> Appearance:
+        """How this episode looks."""
+        return self.shift.appearance(self.seed, self.episode)
+
+    @property
+    def action_dim(self) -> int:
+        """Size of a continuous action, or the number of discrete ones."""
+        return action_dim(self.action_space)
+
+    @property
+    def agent_step_seconds(self) -> float:
+        return self.control_seconds * self.task.action_repeat
+
+    @staticmethod
+    def box(size: int) -> spaces.Box:
+        """The action space of `size` numbers in [-1, 1]."""
+        return spaces.Box(-1.0, 1.0, (size,), dtype=np.float32)
+
+
+class MujocoSimulation(Simulation):
+    """A task with a MuJoCo model, which both renderers can draw.
+
+    `spec` is what the model was compiled from: the Warp renderer extends it by visible sites and tendons.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        shift: Shift,
+        model: mujoco.MjModel,
+        data: mujoco.MjData | None = None,
+        spec: mujoco.MjSpec | None = None,
+    ):
+        import mujoco
+
+        from sgqn.envs.scene import SceneLayout
+
+        super().__init__(task, shift)
+        self.model, self._spec = model, spec
+        self.data = mujoco.MjData(model) if data is None else data
+        self.camera = _camera_id(model, task.defaults.camera)
+        self.scene = SceneLayout(model, self.camera, self.controlled_bodies())
+
+    def controlled_bodies(self) -> np.ndarray:
+        """Which bodies are the controlled system, bool (nbody,): those that can move against the world."""
+        model = self.model
+        moving = np.zeros(model.nbody, dtype=bool)
+        for body in range(1, model.nbody):
+            moving[body] = model.body_dofnum[body] > 0 or moving[model.body_parentid[body]]
+        return moving
+
+    def advance(self, substeps: int = 1) -> None:
+        """Integrate for some timesteps; positions and velocities that follow from the state are up to date then."""
+        import mujoco
+
+        mujoco.mj_step(self.model, self.data, substeps)
+        mujoco.mj_step1(self.model, self.data)
+
+    def make_spec(self) -> mujoco.MjSpec:
+        """The model's specification, to be changed by the caller."""
+        if self._spec is None:
+            raise SgqnError(f"{self.task.name} has visible sites or tendons and no spec for the Warp renderer")
+        return self._spec.copy()
+
+    def make_renderer(self, size: int) -> Renderer:
+        from sgqn.envs.gl import GLRenderer
+
+        return GLRenderer(self, size)
 
     def write_scene(self, out: np.ndarray) -> None:
         """Write where everything visible is into `out`, a float32 row of `scene.size`."""
         self.scene.write(self.model, self.data, out)
 
     def state(self) -> dict[str, Any]:
-        """All that `restore` needs to continue bit for bit, as plain numbers and arrays."""
-        physics = np.empty(mujoco.mj_stateSize(self.model, _STATE))
-        mujoco.mj_getState(self.model, self.data, physics, _STATE)
-        _, keys, position, has_gauss, gauss = self.env.task.random.get_state()
-        return {
-            "seed": self.seed,
-            "episode": self.episode,
-            "steps": self.steps,
-            "physics": physics,
-            "random_keys": np.asarray(keys),
-            "random_position": int(position),
-            "random_has_gauss": int(has_gauss),
-            "random_gauss": float(gauss),
-        }
+        import mujoco
+
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        physics = np.empty(mujoco.mj_stateSize(self.model, kind))
+        mujoco.mj_getState(self.model, self.data, physics, kind)
+        return {**super().state(), "physics": physics}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`: the episode starts again (tasks may change the model there), then jumps ahead."""
-        self.reset(int(state["episode"]), int(state["seed"]))
-        self.steps = self.env._step_count = int(state["steps"])
-        mujoco.mj_setState(self.model, self.data, np.asarray(state["physics"], dtype=np.float64), _STATE)
-        mujoco.mj_step1(self.model, self.data)  # where dm_control leaves the data between control steps
-        self.env.task.random.set_state(
-            (
-                "MT19937",
-                np.asarray(state["random_keys"], dtype=np.uint32),
-                int(state["random_position"]),
-                int(state["random_has_gauss"]),
-                float(state["random_gauss"]),
-            )
-        )
+        import mujoco
 
-    def close(self) -> None:
-        self.env.close()
-        self.env.physics.free()
-
-    def _apply_colors(self) -> None:
-        colors = self.shift.colors(self.seed, self.episode)
-        if not self._paint or (self.shift.is_video and self.painted):
-            return
-        model = self.model
-        if "self_rgb" in colors:
-            body = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_MATERIAL, "self")
-            if body >= 0:
-                model.mat_rgba[body, :3] = colors["self_rgb"]
-        pixels = shifts.textures(colors)
-        for name, image in pixels.items():
-            texture = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_TEXTURE, name)
-            start = model.tex_adr[texture]
-            model.tex_data[start : start + image.size] = image.ravel()
-        self.painted = tuple(pixels)
+        super().restore(state)
+        physics = np.asarray(state["physics"], dtype=np.float64)
+        mujoco.mj_setState(self.model, self.data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        mujoco.mj_step1(self.model, self.data)  # where `advance` and dm_control leave the data
 
 
-def check_action(action: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """`action` as float64 of the right shape, or an error that says what is wrong with it."""
-    if hasattr(action, "detach"):
-        action = action.detach().cpu()
-    array = np.asarray(action, dtype=np.float64)
-    if array.shape != shape:
-        raise InvalidValueError(f"the action has shape {array.shape}; this environment takes {shape}")
-    if not np.isfinite(array).all():
-        raise InvalidValueError(f"the action holds NaN or infinity: {array.tolist()}")
-    return array
+def action_dim(space: spaces.Box | spaces.Discrete) -> int:
+    """Size of a continuous action, or the number of discrete ones."""
+    return int(space.n) if isinstance(space, spaces.Discrete) else int(np.prod(space.shape))
 
 
-def _last_xml(model: mujoco.MjModel) -> str:
-    """The XML of the model that was loaded last, with all includes resolved."""
-    handle, path = tempfile.mkstemp(suffix=".xml")
-    os.close(handle)
-    try:
-        mujoco.mj_saveLastXML(path, model)
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    finally:
-        os.unlink(path)
+def _camera_id(model: mujoco.MjModel, camera: int | str) -> int:
+    import mujoco
+
+    index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera) if isinstance(camera, str) else camera
+    if not 0 <= index < model.ncam:
+        raise InvalidValueError(f"the model has no camera {camera!r}")
+    return int(index)

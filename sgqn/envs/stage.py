@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
-from sgqn.envs.gl import GLRenderer
-from sgqn.envs.shifts import find_shift
-from sgqn.envs.simulation import Simulation
-from sgqn.envs.suite import gl_error
-from sgqn.envs.tasks import Task, check_renderer
+from sgqn.envs.families import Task, check_renderer
+from sgqn.envs.opengl import gl_error
+from sgqn.envs.shifts import Shift
+from sgqn.envs.simulation import MujocoSimulation, Renderer
 from sgqn.envs.warp import WarpRenderer
 
 
@@ -21,11 +21,14 @@ class Stage(Protocol):
     """A fixed number of simulations of one task and shift, drawn together."""
 
     num_envs: int
-    action_dim: int
+    action_space: spaces.Box | spaces.Discrete
     agent_step_seconds: float
 
     def reset(self, worlds: Sequence[int], seed: int, episodes: Sequence[int]) -> None: ...
-    def step_async(self, actions: np.ndarray) -> None: ...
+    def step_async(self, actions: np.ndarray) -> None:
+        """float64 (num_envs, size), or int64 (num_envs,) where actions are discrete."""
+        ...
+
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rewards, terminated, truncated, each (num_envs,)."""
         ...
@@ -43,11 +46,12 @@ class Stage(Protocol):
     def close(self) -> None: ...
 
 
-def choose_renderer(name: str) -> str:
-    """Resolve `auto`: OpenGL where a context can be made, else Warp."""
-    if check_renderer(name) == "auto":
-        return "gl" if gl_error() is None else "warp"
-    return name
+def choose_renderer(task: Task, name: str) -> str:
+    """Resolve `auto`: the first renderer of the task's family that works here."""
+    if check_renderer(task.name, name) != "auto":
+        return name
+    names = task.family.renderers(task.name)
+    return next((name for name in names if name != "gl" or gl_error() is None), names[0])
 
 
 class LocalStage:
@@ -56,36 +60,31 @@ class LocalStage:
     def __init__(
         self,
         task: Task,
-        shift: str,
+        shift: Shift,
         num_envs: int,
         size: int,
         renderer: str,
         device: torch.device,
         masks: bool,
     ):
-        self._shift = find_shift(shift)
         self._device, self._want_masks = device, masks
-        paint = renderer == "gl"
-        self._simulations = [Simulation(task, self._shift, paint=paint) for _ in range(num_envs)]
+        self._simulations = [task.family.load(task, shift) for _ in range(num_envs)]
         first = self._simulations[0]
-        self.num_envs, self.action_dim = num_envs, first.action_dim
+        self.num_envs, self.action_space = num_envs, first.action_space
         self.agent_step_seconds = first.agent_step_seconds
-        self._gl: list[GLRenderer] = []
+        self._renderers: list[Renderer] = []
         self._warp: WarpRenderer | None = None
-        if paint:
-            self._gl = [GLRenderer(simulation, size) for simulation in self._simulations]
-        else:
+        if renderer == "warp":
+            assert isinstance(first, MujocoSimulation)
             self._warp = WarpRenderer(first, num_envs, size, device, masks)
             self._rows = np.zeros((num_envs, first.scene.size), dtype=np.float32)
-        self._actions = np.zeros((num_envs, self.action_dim))
+        else:
+            self._renderers = [simulation.make_renderer(size) for simulation in self._simulations]
 
     def reset(self, worlds: Sequence[int], seed: int, episodes: Sequence[int]) -> None:
         for world, episode in zip(worlds, episodes, strict=True):
             self._simulations[world].reset(episode, seed)
-            if self._gl:
-                self._gl[world].upload()
-        if self._warp is not None:
-            self._warp.set_colors(worlds, [self._shift.colors(seed, episode) for episode in episodes])
+        self._start(worlds)
 
     def step_async(self, actions: np.ndarray) -> None:
         self._actions = actions
@@ -97,32 +96,39 @@ class LocalStage:
 
     def frames(self) -> Tensor:
         if self._warp is None:
-            return torch.from_numpy(np.stack([gl.frame() for gl in self._gl])).to(self._device)
+            return torch.from_numpy(np.stack([one.frame() for one in self._renderers])).to(self._device)
         for simulation, row in zip(self._simulations, self._rows, strict=True):
-            simulation.write_scene(row)
+            simulation.write_scene(row)  # type: ignore[attr-defined]
         return self._warp.frames(self._rows)
 
     def masks(self) -> Tensor | None:
         if not self._want_masks:
             return None
         if self._warp is None:
-            return torch.from_numpy(np.stack([gl.mask() for gl in self._gl])).to(self._device)
+            return torch.from_numpy(np.stack([one.mask() for one in self._renderers])).to(self._device)
         return self._warp.masks()
 
     def states(self) -> list[dict[str, Any]]:
         return [simulation.state() for simulation in self._simulations]
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        for world, (simulation, state) in enumerate(zip(self._simulations, states, strict=True)):
+        for simulation, state in zip(self._simulations, states, strict=True):
             simulation.restore(state)
-            if self._gl:
-                self._gl[world].upload()
-            elif self._warp is not None:
-                self._warp.set_colors([world], [self._shift.colors(simulation.seed, simulation.episode)])
+        self._start(range(self.num_envs))
 
     def close(self) -> None:
+        for renderer in self._renderers:
+            renderer.close()
         for simulation in self._simulations:
             simulation.close()
-        self._simulations = []
+        self._simulations, self._renderers = [], []
         if self._warp is not None:
             self._warp.close()
+
+    def _start(self, worlds: Sequence[int]) -> None:
+        """New episodes have begun in some worlds: change to their appearances."""
+        if self._warp is not None:
+            self._warp.set_appearances(worlds, [self._simulations[world].appearance for world in worlds])
+            return
+        for world in worlds:
+            self._renderers[world].start()

@@ -11,12 +11,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from sgqn.envs.env import PixelEnv, check_sizes, describe, read_episode
+from sgqn.envs.checks import check_action, check_seed, check_sizes
+from sgqn.envs.env import PixelEnv, describe, read_episode
+from sgqn.envs.families import check_shift, find_task
 from sgqn.envs.pixels import Pixels
-from sgqn.envs.shifts import find_shift
-from sgqn.envs.simulation import check_action
+from sgqn.envs.simulation import action_dim
 from sgqn.envs.stage import LocalStage, Stage, choose_renderer
-from sgqn.envs.tasks import check_seed, check_shift, find_task
 from sgqn.envs.workers import WorkerStage
 from sgqn.errors import InvalidValueError, SgqnError
 
@@ -40,14 +40,14 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self,
         task: str,
         num_envs: int,
-        shift: str = "train",
+        shift: str | None = None,
         seed: int = 0,
         renderer: str = "auto",
         *,
         device: str | torch.device | None = None,
         action_repeat: int | None = None,
         image_size: int = 84,
-        frame_stack: int = 3,
+        frame_stack: int | None = None,
         masks: bool = False,
         num_workers: int | None = None,
         num_episodes: int | None = None,
@@ -57,27 +57,31 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if num_episodes is not None and num_episodes < num_envs:
             raise InvalidValueError(f"{num_episodes!r} episodes are too few for {num_envs} environments")
         self.task = find_task(task, action_repeat)
-        self.shift = check_shift(shift)
+        self.shift = check_shift(task, self.task.family.shifts(task)[0] if shift is None else shift)
+        frame_stack = self.task.defaults.frame_stack if frame_stack is None else frame_stack
         check_sizes(image_size, frame_stack)
         self._seed = check_seed(seed)
         self._as_numpy = device is None
         on = check_device(device or "cpu")
-        renderer = choose_renderer(renderer)
+        renderer = choose_renderer(self.task, renderer)
         self.num_envs = num_envs
-        self._pixels = Pixels(num_envs, image_size, frame_stack, find_shift(shift), on, self.task.episode_steps)
+        found = self.task.family.shift(task, self.shift)
+        self._pixels = Pixels(num_envs, image_size, frame_stack, found, on, self.task.episode_steps)
         self._stage: Stage
         if num_workers == 0:
-            self._stage = LocalStage(self.task, shift, num_envs, image_size, renderer, on, masks)
+            self._stage = LocalStage(self.task, found, num_envs, image_size, renderer, on, masks)
         else:
-            self._stage = WorkerStage(self.task, shift, num_envs, image_size, renderer, on, masks, num_workers)
+            self._stage = WorkerStage(self.task, found, num_envs, image_size, renderer, on, masks, num_workers)
         self.single_observation_space = gymnasium.spaces.Box(
             0, 255, (3 * frame_stack, image_size, image_size), dtype=np.uint8
         )
-        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (self._stage.action_dim,), dtype=np.float32)
+        self.single_action_space = self._stage.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = describe(self.metadata, renderer, self._pixels.source, self._stage.agent_step_seconds)
-        self.action_dim = self._stage.action_dim
+        self.action_dim = action_dim(self._stage.action_space)
+        """Size of a continuous action, or the number of discrete ones."""
+        self.discrete = isinstance(self._stage.action_space, gymnasium.spaces.Discrete)
         self._episodes: list[int] = []
         self._num_episodes = num_episodes
         self._resting = np.zeros(num_envs, dtype=bool)
@@ -111,7 +115,7 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Hand the actions to the simulations and return at once; `step_wait` has the results."""
         if not self._episodes:
             raise SgqnError("call reset() before step()")
-        self._stage.step_async(check_action(actions, (self.num_envs, self._stage.action_dim)))
+        self._stage.step_async(check_action(actions, self.action_space))
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         rewards, terminated, truncated = self._stage.step_wait()
@@ -133,7 +137,7 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self._out(self._pixels.observations), rewards, terminated, truncated, {**info, **self._info()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` needs to go on bit for bit: plain numbers, numpy arrays, tensors."""
+        """Everything that `load_state_dict` needs to continue bit for bit: plain numbers, numpy arrays, tensors."""
         return {
             "seed": self._seed,
             "next_first": self._next_first,
@@ -192,7 +196,7 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 
 def make_vec(
-    task: str, num_envs: int, shift: str = "train", seed: int = 0, renderer: str = "auto", **options: Any
+    task: str, num_envs: int, shift: str | None = None, seed: int = 0, renderer: str = "auto", **options: Any
 ) -> PixelVectorEnv:
     """Many environments of a task as one Gymnasium vector environment; see `PixelVectorEnv` for the options."""
     return PixelVectorEnv(task, num_envs, shift, seed, renderer, **options)

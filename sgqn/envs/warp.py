@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgqn.envs import shifts
-from sgqn.envs.scene import SceneLayout
-from sgqn.envs.simulation import Simulation
+from sgqn.envs.scene import SceneLayout, texture_pixels
+from sgqn.envs.shifts import Appearance, Color
+from sgqn.envs.simulation import MujocoSimulation
 from sgqn.errors import SgqnError
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ SHADOW_LIGHT = 0.0
 """Share of a light that reaches a shadowed point: none, as in OpenGL."""
 
 SKY_REDUCTION = 4
-"""OpenGL reads the 800-pixel sky through mipmaps: at 84 pixels a picture, through a reduction of about four."""
+"""OpenGL reads the 800-pixel sky through mipmaps: at 84 pixels an image, through a reduction of about four."""
 
 
 @functools.cache
@@ -76,13 +76,13 @@ def unsupported(model: mujoco.MjModel) -> str | None:
 
 
 class WarpRenderer:
-    """Draws camera 0 of many scenes at once. On CPU the worlds are dealt out to one thread a core."""
+    """Draws one camera of many scenes at once. On CPU the worlds are dealt out to one thread a core."""
 
     name = "warp"
 
     def __init__(
         self,
-        simulation: Simulation,
+        simulation: MujocoSimulation,
         num_worlds: int,
         size: int,
         device: torch.device,
@@ -97,7 +97,7 @@ class WarpRenderer:
         threads = 1 if device.type == "cuda" else min(num_worlds, num_cores())
         bounds = np.linspace(0, num_worlds, threads + 1).astype(int)
         self._spans = [slice(start, stop) for start, stop in pairwise(bounds.tolist())]
-        drawn = layout.render_model(model, simulation.xml)
+        drawn = layout.render_model(model, simulation.make_spec)
         controlled = layout.controlled(model)
         self._parts = [
             _Part(drawn, layout, controlled, span.stop - span.start, size, device, masks) for span in self._spans
@@ -108,15 +108,15 @@ class WarpRenderer:
             for part in self._parts:  # one after the other: Warp's compiler is not made for threads
                 part.draw(np.zeros((part.num_worlds, layout.size), dtype=np.float32))
 
-    def set_colors(self, worlds: Sequence[int], colors: Sequence[shifts.Colors]) -> None:
-        """Paint some worlds anew: colour settings or a green screen."""
+    def set_appearances(self, worlds: Sequence[int], appearances: Sequence[Appearance]) -> None:
+        """Change how some worlds look."""
         with self._scope():
             for part, span in zip(self._parts, self._spans, strict=True):
-                part.set_colors(
+                part.set_appearances(
                     {
-                        world - span.start: setting
-                        for world, setting in zip(worlds, colors, strict=True)
-                        if span.start <= world < span.stop and setting
+                        world - span.start: appearance
+                        for world, appearance in zip(worlds, appearances, strict=True)
+                        if span.start <= world < span.stop
                     }
                 )
 
@@ -158,7 +158,7 @@ class _Part:
         with self.scope():
             self._warp_model = mujoco_warp.put_model(model)
             self._warp_data = mujoco_warp.make_data(model, nworld=num_worlds)
-            view = {"nworld": num_worlds, "cam_res": (size, size), "cam_active": [0], "render_depth": False}
+            view = {"nworld": num_worlds, "cam_res": (size, size), "cam_active": [layout.camera], "render_depth": False}
             self._context = mujoco_warp.create_render_context(
                 model,
                 **view,
@@ -175,8 +175,9 @@ class _Part:
             self._make_textures(warp)
             self._inputs = self._input_views(warp, layout)
             self._floor_columns = layout.slices()["floor_light"][0]
-            self._floor = warp.to_torch(self._warp_model.mat_rgba)[:, max(layout.floor.material, 0), :3]
-            self._floor_color = self._floor.clone()
+            self._colors = warp.to_torch(self._warp_model.mat_rgba)[..., :3]  # (num_worlds, materials, 3)
+            self._floor_material = layout.floor.material
+            self._floor_color = self._colors[:, self._floor_material].clone() if self._floor_material >= 0 else None
             self._pixels = warp.to_torch(self._context.rgb_data).view(torch.uint8).view(num_worlds, size, size, 4)
             self._contexts = [self._context]
             if masks:
@@ -187,7 +188,7 @@ class _Part:
                 # Shifted by one: entry 0 answers for the background, whose id is -1.
                 self._controlled = torch.from_numpy(np.concatenate([[False], controlled])).to(device)
         self._graph: Any = None
-        self._colors: dict[int, shifts.Colors] = {}
+        self._appearances = [Appearance()] * num_worlds
         self._staging = torch.empty(num_worlds, layout.size, pin_memory=self._stream is not None)
         self._copied = torch.cuda.Event() if self._stream is not None else None
         self._rgb = torch.tensor([2, 1, 0], device=device)  # pixels are stored as B, G, R, A
@@ -218,34 +219,51 @@ class _Part:
             self._copied.record(self._stream)
         for target, columns in self._inputs:
             target.copy_(self._rows[:, columns].view_as(target))
-        torch.mul(self._floor_color, self._rows[:, self._floor_columns], out=self._floor)
+        if self._floor_color is not None:
+            floor = self._colors[:, self._floor_material]
+            torch.mul(self._floor_color, self._rows[:, self._floor_columns], out=floor)
         self._launch()
         return self._pixels.index_select(3, self._rgb)
 
     def mask(self) -> Tensor:
         return self._controlled[self._segmentation[..., 0].long() + 1]
 
-    def set_colors(self, colors: dict[int, shifts.Colors]) -> None:
-        colors = {world: setting for world, setting in colors.items() if self._colors.get(world) != setting}
-        if not colors:
+    def set_appearances(self, appearances: dict[int, Appearance]) -> None:
+        changed = {world: new for world, new in appearances.items() if self._appearances[world] != new}
+        if not changed:
             return
-        self._colors.update(colors)
         warp, _ = _warp()
         if self._stream is not None:
             self._stream.synchronize()  # the old textures may still be read
-        rgba = warp.to_torch(self._warp_model.mat_rgba)
-        body = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_MATERIAL, "self")
-        made: dict[Any, dict[str, Any]] = {}  # worlds of one setting share its textures
-        for world, setting in colors.items():
-            key = tuple(sorted(setting.items()))
-            if key not in made:
-                made[key] = {name: _texture(warp, image) for name, image in _painted(key).items()}
-            for name, texture in made[key].items():
-                self._textures[self._slots[name] + world] = texture
-            if "self_rgb" in setting and body >= 0:
-                rgba[world, body, :3] = torch.tensor(setting["self_rgb"])
+        made: dict[tuple[Appearance, int], Any] = {}  # worlds of one appearance share its textures
+        for world, new in changed.items():
+            old, self._appearances[world] = self._appearances[world], new
+            for name in {**old.materials, **new.materials}:
+                self._set_color(world, name, new.materials.get(name))
+            for name in {**old.textures, **new.textures}:
+                texture = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_TEXTURE, name)
+                if texture < 0:
+                    continue
+                if name in new.textures and (new, texture) not in made:
+                    made[new, texture] = _texture(warp, _painted(new, name, _is_sky(self._model, texture)))
+                own = made[new, texture] if name in new.textures else self._textures[texture]
+                self._textures[self._slot(texture) + world] = own
         # In place: a captured graph holds the array's address.
         warp.copy(self._context.textures, warp.array(self._textures, dtype=warp.Texture2D))
+
+    def _set_color(self, world: int, name: str, color: Color | None) -> None:
+        """Give a material a colour, or the model's own again."""
+        material = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_MATERIAL, name)
+        if material < 0:
+            return
+        rgb = torch.tensor(self._model.mat_rgba[material, :3] if color is None else color)
+        self._colors[world, material] = rgb
+        if self._floor_color is not None and material == self._floor_material:
+            self._floor_color[world] = rgb
+
+    def _slot(self, texture: Any) -> Any:
+        """Where the worlds' own versions of a texture begin."""
+        return self._model.ntex + texture * self.num_worlds
 
     def _launch(self) -> None:
         """Draw; on a GPU replay the captured launches."""
@@ -279,43 +297,32 @@ class _Part:
         self._warp_model.mat_texid = per_world(model.mat_texid.astype(np.int32), int)
 
     def _make_textures(self, warp: Any) -> None:
-        """The model's textures, then one grid and one sky for each world to paint."""
+        """The model's textures, then one of each for every world to paint."""
         model, worlds, context = self._model, self.num_worlds, self._context
-        self._textures = [_texture(warp, _model_texture(model, i)) for i in range(model.ntex)]
-        self._slots = {}
+        own = [_texture(warp, _model_texture(model, i)) for i in range(model.ntex)]
+        self._textures = [*own, *(texture for texture in own for _ in range(worlds))]
         ids = self._warp_model.mat_texid.numpy()
-        sky = np.full(worlds, -1)
-        for name in ("grid", "skybox"):
-            texture = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_TEXTURE, name)
-            if texture < 0:
-                continue
-            slot = self._slots[name] = len(self._textures)
-            self._textures += [self._textures[texture]] * worlds
-            own = slot + np.arange(worlds)
-            if model.tex_type[texture] == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX):
-                sky = own
-            else:
-                ids = np.where(ids == texture, own[:, None, None], ids)
-        self._warp_model.mat_texid = warp.array(ids.astype(np.int32), dtype=int)
+        places = self._slot(ids) + np.arange(worlds)[:, None, None]
+        self._warp_model.mat_texid = warp.array(np.where(ids < 0, ids, places).astype(np.int32), dtype=int)
         context.textures = warp.array(self._textures, dtype=warp.Texture2D)
         context.textures_registry = self._textures
-        context.use_textures = True
-        context.render_skybox = bool((sky >= 0).all())
-        if context.render_skybox:
-            context.skybox_tex_id = warp.array(sky.astype(np.int32), dtype=int)
-            width = self._textures[sky[0]].width
-            context.skybox_face_width = warp.array(np.full(worlds, width, dtype=np.int32), dtype=int)
+        context.use_textures = bool(own)
+        sky = next((i for i in range(model.ntex) if _is_sky(model, i)), None)
+        context.render_skybox = sky is not None
+        if sky is not None:
+            context.skybox_tex_id = warp.array((self._slot(sky) + np.arange(worlds)).astype(np.int32), dtype=int)
+            context.skybox_face_width = warp.array(np.full(worlds, own[sky].width, dtype=np.int32), dtype=int)
 
     def _input_views(self, warp: Any, layout: SceneLayout) -> list[tuple[Tensor, slice]]:
         """The renderer's inputs as torch views, each with its columns in a scene's row."""
         data = self._warp_data
-        cameras = warp.to_torch(data.cam_xpos)[:, :1], warp.to_torch(data.cam_xmat)[:, :1]
+        camera = slice(layout.camera, layout.camera + 1)
         targets = {
             "geom_pos": warp.to_torch(data.geom_xpos),
             "geom_mat": warp.to_torch(data.geom_xmat),
             "geom_size": warp.to_torch(self._warp_model.geom_size),
-            "cam_pos": cameras[0],
-            "cam_mat": cameras[1],
+            "cam_pos": warp.to_torch(data.cam_xpos)[:, camera],
+            "cam_mat": warp.to_torch(data.cam_xmat)[:, camera],
             "light_pos": warp.to_torch(data.light_xpos),
             "light_dir": warp.to_torch(data.light_xdir),
         }
@@ -324,28 +331,28 @@ class _Part:
 
 def _place_samples(rays: Tensor) -> None:
     """Turn the rays of a 2 x 2 grid in each pixel, (row, column, size, size, 3), to SAMPLES, in place."""
-    plane = rays / rays[..., 2:].neg()  # on the plane one unit ahead rays are as far apart as in the picture
+    plane = rays / rays[..., 2:].neg()  # on the plane one unit ahead rays are as far apart as in the image
     right, down = 2 * (plane[0, 1] - plane[0, 0]), 2 * (plane[1, 0] - plane[0, 0])  # a pixel's width and height
     corner = plane[0, 0] - (right + down) / 4
     placed = torch.stack([corner + x * right + y * down for x, y in SAMPLES])
     rays.copy_(torch.nn.functional.normalize(placed, dim=-1).view_as(rays))
 
 
-def _model_texture(model: mujoco.MjModel, index: int) -> np.ndarray:
+def _is_sky(model: mujoco.MjModel, texture: int) -> bool:
+    return int(model.tex_type[texture]) == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)
+
+
+def _model_texture(model: mujoco.MjModel, texture: int) -> np.ndarray:
     """A texture of the model, uint8 (height, width, channels); the sky reduced."""
-    shape = (model.tex_height[index], model.tex_width[index], model.tex_nchannel[index])
-    start = model.tex_adr[index]
-    pixels = model.tex_data[start : start + int(np.prod(shape))].reshape(shape)
-    is_sky = model.tex_type[index] == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)
-    return _reduced(pixels) if is_sky else pixels
+    pixels = texture_pixels(model, texture)
+    return _reduced(pixels) if _is_sky(model, texture) else pixels
 
 
-@functools.lru_cache(maxsize=128)
-def _painted(colors: tuple[tuple[str, shifts.Color], ...]) -> dict[str, np.ndarray]:
-    """The textures that a colour setting changes, about a megabyte; making them takes a fifth of a second."""
-    return {
-        name: _reduced(image) if name == "skybox" else image for name, image in shifts.textures(dict(colors)).items()
-    }
+@functools.lru_cache(maxsize=256)
+def _painted(appearance: Appearance, name: str, is_sky: bool) -> np.ndarray:
+    """A texture of an appearance, at most about a megabyte; making one may take a fifth of a second."""
+    image = appearance.textures[name]()
+    return _reduced(image) if is_sky else image
 
 
 def _reduced(pixels: np.ndarray) -> np.ndarray:

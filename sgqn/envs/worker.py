@@ -1,10 +1,11 @@
-"""A worker process: steps some simulations, and draws them where OpenGL does that. Imports no torch.
+"""A worker process: steps some simulations, and draws them where they are drawn one at a time. Imports no torch.
 
 Actions, rewards, scenes and frames lie in memory shared with the parent; messages are a length, one letter and JSON.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import mmap
 import os
@@ -80,16 +81,14 @@ class _Simulations:
     """The worlds of one worker."""
 
     def __init__(self, config: dict[str, Any], shared: SharedArrays):
-        from sgqn.envs.gl import GLRenderer
-        from sgqn.envs.shifts import find_shift
-        from sgqn.envs.simulation import Simulation
-        from sgqn.envs.tasks import find_task
+        from sgqn.envs.families import find_task
 
+        importlib.import_module(config["module"])  # registers the task's family
         task = find_task(config["task"], config["action_repeat"])
-        gl = config["renderer"] == "gl"
         self._shared = shared
-        self._worlds = {world: Simulation(task, find_shift(config["shift"]), paint=gl) for world in config["worlds"]}
-        self._gl = {w: GLRenderer(s, config["size"]) for w, s in self._worlds.items()} if gl else {}
+        self._worlds: dict[int, Any] = {world: task.load(config["shift"]) for world in config["worlds"]}
+        drawn = self._worlds if "frames" in shared else {}
+        self._renderers = {world: simulation.make_renderer(config["size"]) for world, simulation in drawn.items()}
 
     def reset(self, request: dict[str, Any]) -> None:
         for world, episode in zip(request["worlds"], request["episodes"], strict=True):
@@ -116,12 +115,12 @@ class _Simulations:
 
     def _show(self, world: int, new_episode: bool = False) -> None:
         """Put what the parent needs to see of a world into shared memory."""
-        if not self._gl:
+        if not self._renderers:
             self._worlds[world].write_scene(self._shared["scenes"][world])
             return
-        renderer = self._gl[world]
+        renderer = self._renderers[world]
         if new_episode:
-            renderer.upload()
+            renderer.start()
         self._shared["frames"][world] = renderer.frame()
         if "masks" in self._shared:
             self._shared["masks"][world] = renderer.mask()

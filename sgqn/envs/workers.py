@@ -1,4 +1,4 @@
-"""Simulations in worker processes. With `gl` the workers draw; with `warp` they send poses and the parent draws."""
+"""Simulations in worker processes. With `warp` they send poses and the parent draws; else they draw."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from sgqn.envs import worker
-from sgqn.envs.shifts import find_shift
-from sgqn.envs.simulation import Simulation
-from sgqn.envs.tasks import Task
+from sgqn.envs.families import Task
+from sgqn.envs.shifts import Shift
+from sgqn.envs.simulation import MujocoSimulation
 from sgqn.envs.warp import WarpRenderer, num_cores
 from sgqn.envs.worker import SharedArrays, Spec
-from sgqn.errors import WorkerError
+from sgqn.errors import InvalidValueError, WorkerError
 
 ANSWER_SECONDS = 120.0
 """A worker that says nothing for so long is taken for dead."""
@@ -35,7 +36,7 @@ class WorkerStage:
     def __init__(
         self,
         task: Task,
-        shift: str,
+        shift: Shift,
         num_envs: int,
         size: int,
         renderer: str,
@@ -43,37 +44,46 @@ class WorkerStage:
         masks: bool,
         num_workers: int | None = None,
     ):
-        self._shift, self._device, self._want_masks = find_shift(shift), device, masks
-        probe = Simulation(task, self._shift, paint=False)
-        self.num_envs, self.action_dim = num_envs, probe.action_dim
+        if task.module == "__main__":
+            raise InvalidValueError(
+                f"family {task.family.name!r} is defined in a script, which workers cannot import: "
+                "move it to a module or use num_workers=0"
+            )
+        self._shift, self._device, self._want_masks = shift, device, masks
+        probe = task.family.load(task, shift)
+        self.num_envs, self.action_space = num_envs, probe.action_space
         self.agent_step_seconds = probe.agent_step_seconds
+        discrete = isinstance(probe.action_space, spaces.Discrete)
         arrays: Spec = {
-            "actions": ([num_envs, probe.action_dim], "float64"),
+            "actions": ([num_envs], "int64") if discrete else ([num_envs, probe.action_dim], "float64"),
             "rewards": ([num_envs], "float64"),
             "terminated": ([num_envs], "bool"),
             "truncated": ([num_envs], "bool"),
         }
-        if renderer == "gl":
+        if renderer == "warp":
+            assert isinstance(probe, MujocoSimulation)
+            arrays["scenes"] = ([num_envs, probe.scene.size], "float32")
+        else:
             arrays["frames"] = ([num_envs, size, size, 3], "uint8")
             if masks:
                 arrays["masks"] = ([num_envs, size, size], "bool")
-        else:
-            arrays["scenes"] = ([num_envs, probe.scene.size], "float32")
         self._shared = SharedArrays(arrays)
         count = min(num_envs, num_workers or num_cores())
         config = {
+            "module": task.module,
             "task": task.name,
             "action_repeat": task.action_repeat,
-            "shift": shift,
+            "shift": shift.name,
             "size": size,
-            "renderer": renderer,
             "arrays": arrays,
         }
         dealt = [part.tolist() for part in np.array_split(np.arange(num_envs), count)]
         self._workers = [_Worker({**config, "worlds": worlds}, self._shared) for worlds in dealt]
         self._finalizer = weakref.finalize(self, _stop, self._workers)
         # The parent prepares its renderer while the workers start.
-        self._warp = WarpRenderer(probe, num_envs, size, device, masks) if renderer == "warp" else None
+        self._warp: WarpRenderer | None = None
+        if isinstance(probe, MujocoSimulation) and renderer == "warp":
+            self._warp = WarpRenderer(probe, num_envs, size, device, masks)
         probe.close()
         self._gather()
 
@@ -81,7 +91,7 @@ class WorkerStage:
         request = {"worlds": list(worlds), "seed": seed, "episodes": list(episodes)}
         self._ask(worker.RESET, [request] * len(self._workers))
         if self._warp is not None:
-            self._warp.set_colors(worlds, [self._shift.colors(seed, episode) for episode in episodes])
+            self._warp.set_appearances(worlds, [self._shift.appearance(seed, episode) for episode in episodes])
 
     def step_async(self, actions: np.ndarray) -> None:
         self._shared["actions"][:] = actions
@@ -112,8 +122,8 @@ class WorkerStage:
         requests = [{str(world): plain[str(world)] for world in w.worlds} for w in self._workers]
         self._ask(worker.RESTORE, requests)
         if self._warp is not None:
-            colors = [self._shift.colors(int(s["seed"]), int(s["episode"])) for s in states]
-            self._warp.set_colors(range(self.num_envs), colors)
+            appearances = [self._shift.appearance(int(s["seed"]), int(s["episode"])) for s in states]
+            self._warp.set_appearances(range(self.num_envs), appearances)
 
     def close(self) -> None:
         self._finalizer()

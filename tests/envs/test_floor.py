@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 from sgqn.envs.gl import GLRenderer
-from sgqn.envs.shifts import find_shift
-from sgqn.envs.simulation import Simulation
-from sgqn.envs.tasks import find_task
+from tests.envs import load
 
 
 def test_only_long_floors_need_a_factor() -> None:
     for task, needs in (("walker-walk", True), ("cheetah-run", True), ("cartpole-swingup", False)):
-        simulation = Simulation(find_task(task), find_shift("train"))
+        simulation = load(task)
         simulation.reset(0)
         assert (simulation.scene.floor.material >= 0) == needs, task
         if not needs:
@@ -21,13 +19,13 @@ def test_only_long_floors_need_a_factor() -> None:
 @pytest.mark.usefixtures("gl")
 def test_factor_follows_opengl_along_the_floor() -> None:
     """OpenGL's floor brightens and darkens as walker passes the corners of the grid; so does the factor's numerator."""
-    simulation = Simulation(find_task("walker-walk"), find_shift("train"))
+    simulation = load("walker-walk")
     simulation.reset(0)
     simulation.model.mat_reflectance[:] = 0
     renderer = GLRenderer(simulation, 84)
     measured, predicted = [], []
     for x in np.linspace(4, 9, 11):
-        with simulation.physics.reset_context():
+        with simulation.env.physics.reset_context():
             simulation.data.qpos[1] = x
         frame = renderer.frame().astype(float)
         floor = ~renderer.mask()

@@ -10,12 +10,21 @@ import mujoco
 import numpy as np
 import pytest
 
-from sgqn.envs import shifts
-from sgqn.envs.gl import GLRenderer
-from sgqn.envs.shifts import KEY_COLOR, Shift, find_shift
-from sgqn.envs.simulation import Simulation
-from sgqn.envs.suite import suite
-from sgqn.envs.tasks import PAPER_TASKS, find_task
+from sgqn.envs.families import find_task
+from sgqn.envs.families.suite import (
+    KEY_COLOR,
+    SCREENS,
+    SuiteSimulation,
+    appearance,
+    find_shift,
+    generated_colors,
+    suite,
+)
+from sgqn.envs.gl import GLRenderer, Painter
+from sgqn.envs.shifts import Appearance, Shift
+from sgqn.errors import InvalidValueError
+from sgqn.results.paper import TASKS as PAPER_TASKS
+from tests.envs import load
 
 SETTING = {
     "grid_rgb1": (0.31, 0.02, 0.57),
@@ -57,11 +66,10 @@ def compiled_by_hand(domain: str, colors: dict) -> tuple[str, dict[str, bytes]]:
 @pytest.mark.parametrize("domain", sorted({name.split("-")[0] for name in PAPER_TASKS}))
 @pytest.mark.parametrize("kind", ["color", "video_easy", "video_hard"])
 def test_painted_model_equals_the_compiled_one(domain: str, kind: str) -> None:
-    shift = Shift("color_hard", settings=[SETTING]) if kind == "color" else find_shift(kind)
-    name = next(task for task in PAPER_TASKS if task.startswith(domain))
-    simulation = Simulation(find_task(name), shift)
-    simulation.reset(0)
-    xml, assets = compiled_by_hand(domain, shift.colors(0, 0))
+    colors = SCREENS.get(kind, SETTING)
+    simulation = load(next(task for task in PAPER_TASKS if task.startswith(domain)))
+    Painter(simulation.model).paint(appearance(colors))
+    xml, assets = compiled_by_hand(domain, colors)
     if domain == "cartpole":
         from dm_control.suite import cartpole
 
@@ -76,15 +84,17 @@ def test_painted_model_equals_the_compiled_one(domain: str, kind: str) -> None:
 def test_gl_pixels_equal_a_reload_of_the_edited_xml(kind: str) -> None:
     """Painting and uploading a texture gives the pixels of a model that was compiled so, also the second time."""
     other = {**SETTING, "skybox_rgb": (0.0, 0.9, 0.0)}
-    shift = Shift("color_hard", settings=[SETTING, other]) if kind == "color" else find_shift(kind)
-    simulation = Simulation(find_task("walker-walk"), shift)
+    settings = [SETTING, other] if kind == "color" else [SCREENS[kind]]
+    shift = Shift(kind, [appearance(colors) for colors in settings])
+    simulation = SuiteSimulation(find_task("walker-walk"), shift)
     renderer = GLRenderer(simulation, 84)
     for episode in (0, 1, 2):
         simulation.reset(episode)
-        renderer.upload()
+        renderer.start()
         frame = renderer.frame()
+        colors = settings[shift.draw(0, episode)]
         env = suite().load("walker", "walk")
-        env.physics.reload_from_xml_string(*compiled_by_hand("walker", shift.colors(0, episode)))
+        env.physics.reload_from_xml_string(*compiled_by_hand("walker", colors))
         with env.physics.reset_context():
             env.physics.data.qpos[:] = simulation.data.qpos
         assert np.array_equal(env.physics.render(84, 84, camera_id=0), frame)
@@ -93,34 +103,34 @@ def test_gl_pixels_equal_a_reload_of_the_edited_xml(kind: str) -> None:
 
 def test_green_screen_covers_sky_and_in_hard_also_the_floor() -> None:
     green = tuple(round(255 * c) for c in KEY_COLOR)
-    easy, hard = (shifts.textures(find_shift(kind).screen) for kind in ("video_easy", "video_hard"))
+    easy, hard = (find_shift(kind).appearance(0, 0).textures for kind in ("video_easy", "video_hard"))
     assert set(easy) == {"skybox"}
     assert set(hard) == {"skybox", "grid"}
-    for image in (*easy.values(), *hard.values()):
-        assert np.abs(image.astype(int) - green).max() <= 1
+    for make in (*easy.values(), *hard.values()):
+        assert np.abs(make().astype(int) - green).max() <= 1
 
 
 def test_colours_of_episode_k_are_the_benchmarks_kth_draw() -> None:
-    shift = Shift("color_hard", settings=[{"self_rgb": (i / 100, 0, 0)} for i in range(100)])
+    shift = Shift("color_hard", [Appearance(i) for i in range(100)])
     draws = np.random.RandomState(7)
     expected = [int(draws.randint(100)) for _ in range(20)]
-    assert [shift.color_index(7, k) for k in range(20)] == expected
-    assert shift.color_index(7, 13) == expected[13]  # in any order
+    assert [shift.draw(7, k) for k in range(20)] == expected
+    assert shift.appearance(7, 13).key == expected[13]  # in any order
 
 
 def test_clips_follow_in_order_from_the_second() -> None:
-    assert [Shift.clip(k, 4) for k in range(6)] == [1, 2, 3, 0, 1, 2]
+    assert [Shift("video_hard").clip(k, 4) for k in range(6)] == [1, 2, 3, 0, 1, 2]
 
 
 def test_generated_colours_are_fixed_and_say_so() -> None:
     for kind in ("color_easy", "color_hard"):
         shift = find_shift(kind)
         assert shift.source == "generated"
-        assert len(shift.settings) == 100
-        values = np.array([list(setting.values()) for setting in shift.settings])
+        assert len(shift.appearances) == 100
+        values = np.array([list(setting.values()) for setting in generated_colors(kind)])
         assert values.min() >= 0
         assert values.max() <= 1
-    assert find_shift("color_easy").settings != find_shift("color_hard").settings
+    assert find_shift("color_easy").appearances != find_shift("color_hard").appearances
 
 
 def test_colour_file_of_the_data_directory_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,4 +139,19 @@ def test_colour_file_of_the_data_directory_is_used(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("SGQN_DATA", str(tmp_path))
     shift = find_shift.__wrapped__("color_easy")
     assert shift.source == "dmcgb:color_easy (3 settings)"
-    assert shift.settings[0]["self_rgb"] == SETTING["self_rgb"]
+    assert shift.appearances[0].materials == {"self": SETTING["self_rgb"]}
+
+
+def test_what_an_appearance_does_not_name_looks_as_before() -> None:
+    model = load("walker-walk").model
+    colors, textures = model.mat_rgba.copy(), model.tex_data.copy()
+    painter = Painter(model)
+    assert len(painter.paint(appearance(SETTING))) == 2
+    assert painter.paint(appearance(SETTING)) == []
+    assert not np.array_equal(model.tex_data, textures)
+    assert len(painter.paint(Appearance("body", {"self": (0, 0, 1), "no such material": (0, 0, 0)}))) == 2
+    assert np.array_equal(model.tex_data, textures)
+    painter.paint(Appearance())
+    assert np.array_equal(model.mat_rgba, colors)
+    with pytest.raises(InvalidValueError, match=r"\(2, 2, 3\)"):
+        painter.paint(Appearance("small", textures={"grid": lambda: np.zeros((2, 2, 3), np.uint8)}))

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import gymnasium
 import pytest
 
 import sgqn
-from sgqn.envs.suite import suite
-from sgqn.envs.tasks import PAPER_TASKS, SHIFTS, TASKS, find_task
+from sgqn.envs.families import all_tasks, check_renderer, check_shift, families, find_task
+from sgqn.envs.families.suite import Suite, suite
+from sgqn.results.paper import TASKS as PAPER_TASKS
 
 
 def test_tasks_are_all_of_the_suite() -> None:
-    assert set(TASKS) == {f"{domain}-{task}" for domain, task in suite().ALL_TASKS}
-    assert len(TASKS) == len(set(TASKS))
+    assert set(Suite.tasks) == {f"{domain}-{task}" for domain, task in suite().ALL_TASKS}
+    assert len(Suite.tasks) == len(set(Suite.tasks))
 
 
 def test_paper_tasks_have_the_papers_action_repeat() -> None:
@@ -27,8 +31,44 @@ def test_paper_tasks_have_the_papers_action_repeat() -> None:
 
 
 def test_every_task_and_shift_is_registered() -> None:
-    names = {f"sgqn/{task}-{shift}-v0" for task in TASKS for shift in SHIFTS}
-    assert names <= set(gymnasium.registry)
+    for task in all_tasks():
+        for shift in find_task(task).family.shifts(task):
+            assert f"sgqn/{task}-{shift}-v0" in gymnasium.registry
+
+
+def test_every_family_declares_what_it_has() -> None:
+    for family in families():
+        for task in family.tasks:
+            found, shifts = find_task(task), family.shifts(task)
+            assert found.family is family
+            assert set(found.defaults.evaluate_shifts) <= set(shifts)
+            assert 1 <= found.episode_steps <= found.defaults.control_steps
+            for shift in shifts:
+                assert check_shift(task, shift) == family.shift(task, shift).name
+                assert "\n" not in family.describe(task, shift)
+            for renderer in (*family.renderers(task), "auto"):
+                assert check_renderer(task, renderer) == renderer
+
+
+def test_the_suites_defaults_are_the_benchmarks() -> None:
+    defaults = {name: find_task(name).defaults for name in PAPER_TASKS}
+    assert {name: one.rho for name, one in defaults.items() if one.rho != 0.95} == {
+        "ball_in_cup-catch": 0.98,
+        "cartpole-swingup": 0.98,
+    }
+    assert {(one.control_steps, one.frame_stack, one.camera, one.returns) for one in defaults.values()} == {
+        (1000, 3, 0, (0.0, 1000.0))
+    }
+    assert {one.evaluate_shifts for one in defaults.values()} == {("train", "video_easy", "video_hard")}
+
+
+def test_importing_and_listing_is_light() -> None:
+    code = (
+        "import sgqn, sys; from sgqn.envs.families import all_tasks; all_tasks(); "
+        "print([name for name in ('mujoco', 'torch', 'dm_control') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(

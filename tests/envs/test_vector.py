@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 import sgqn
 from sgqn.envs.vector import PixelVectorEnv
+from tests.envs import load
 
 
 def processes(envs: PixelVectorEnv) -> list[subprocess.Popen]:
@@ -106,11 +107,7 @@ def test_state_continues_bit_for_bit(num_workers: int) -> None:
     "task", ["ball_in_cup-catch", "finger-spin", "cartpole-swingup", "reacher-hard", "humanoid-walk"]
 )
 def test_simulation_state_continues_bit_for_bit(task: str) -> None:
-    from sgqn.envs.shifts import find_shift
-    from sgqn.envs.simulation import Simulation
-    from sgqn.envs.tasks import find_task
-
-    one, two = (Simulation(find_task(task), find_shift("train")) for _ in range(2))
+    one, two = (load(task) for _ in range(2))
     one.reset(3, seed=8)
     actions = np.random.RandomState(0).uniform(-1, 1, (40, one.action_dim))
     for action in actions[:20]:
@@ -183,7 +180,7 @@ def _alive(pid: int) -> bool:
 
 
 def test_workers_do_not_load_torch() -> None:
-    code = "import sys, sgqn.envs.worker, sgqn.envs.gl, sgqn.envs.simulation; print('torch' in sys.modules)"
+    code = "import sys, sgqn.envs.worker, sgqn.envs.gl, sgqn.envs.families.suite; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert result.stdout.strip() == "False"
 

@@ -1,4 +1,4 @@
-"""dm_control's suite, imported so that a missing OpenGL never stops a program that does not need it."""
+"""Which OpenGL MuJoCo uses, and whether it works here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import warnings
-from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -16,9 +15,9 @@ _LIBRARY = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 
 
 def choose_backend() -> None:
-    """Settle MUJOCO_GL before mujoco and dm_control read it at import.
+    """Settle MUJOCO_GL before MuJoCo reads it at import.
 
-    Without a screen they would take GLFW and fail late; with a backend whose library is missing they would fail at
+    Without a screen MuJoCo would take GLFW and fail late; with a backend whose library is missing it would fail at
     import, though only rendering needs it.
     """
     if sys.platform != "linux":
@@ -42,26 +41,20 @@ def _loads(library: str) -> bool:
 
 
 @functools.cache
-def suite() -> Any:
-    """The module `dm_control.suite`."""
-    choose_backend()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # GLFW complains where there is no display
-        from dm_control import suite as module
-    logging.getLogger("absl").setLevel(logging.ERROR)  # deprecations inside dm_control's own models
-    return module
-
-
-@functools.cache
 def gl_error() -> str | None:
     """Why no OpenGL context can be made here, or None where one can: found out by making one."""
-    suite()
-    from dm_control import mujoco
+    import mujoco
 
+    if not hasattr(mujoco, "GLContext"):
+        return "OpenGL is off (MUJOCO_GL)"
+    model = mujoco.MjModel.from_xml_string("<mujoco/>")
     try:
-        physics = mujoco.Physics.from_xml_string("<mujoco><worldbody><light/></worldbody></mujoco>")
-        physics.render(8, 8)
-        physics.free()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # GLFW complains where there is no display
+            context = mujoco.GLContext(8, 8)
+            context.make_current()
+        mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150).free()
+        context.free()
     except Exception as error:  # every backend has its own
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return None

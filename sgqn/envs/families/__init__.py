@@ -1,0 +1,194 @@
+"""Task families: each declares its tasks, shifts and defaults, and how to simulate them.
+
+A module in this folder that calls `register_family` is a built-in family; others register theirs from outside with
+`sgqn.register_family(MyFamily())`. Family modules import simulators only where they use them: listing tasks is quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sgqn.errors import InvalidValueError, UnknownNameError
+
+if TYPE_CHECKING:
+    from sgqn.envs.shifts import Shift
+    from sgqn.envs.simulation import Simulation
+
+__all__ = [
+    "Defaults",
+    "Family",
+    "Task",
+    "all_shifts",
+    "all_tasks",
+    "check_renderer",
+    "check_shift",
+    "families",
+    "find_task",
+    "register_family",
+]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What holds for a task unless a user chooses otherwise."""
+
+    action_repeat: int = 1
+    control_steps: int = 1000
+    """Control steps in an episode, whatever the action repeat; then the episode is truncated."""
+    frame_stack: int = 3
+    camera: int | str = 0
+    """Index or name of the camera in a MuJoCo model."""
+    rho: float = 0.95
+    augmentation: str = "overlay"
+    steps: int = 500_000
+    """Agent steps of a training run."""
+    evaluate_shifts: tuple[str, ...] = ("train",)
+    returns: tuple[float, float] | None = None
+    """Lowest and highest return of an episode, where they are known."""
+
+
+class Family:
+    """A set of tasks that are simulated in one way. Subclasses fill in the attributes and `load`."""
+
+    name: str
+    order: int = 1
+    """Place among the families in lists; equal ones are listed as they were registered."""
+    tasks: tuple[str, ...] = ()
+    """The tasks to list, each with a name that no other family has."""
+    shift_texts: Mapping[str, str] = {"train": "the scene as it is"}
+    """One line of text for each shift; the first shift is the one to train in."""
+
+    def has(self, task: str) -> bool:
+        """Whether there is such a task; more than the listed ones in a family without a fixed list."""
+        return task in self.tasks
+
+    def shifts(self, task: str) -> tuple[str, ...]:
+        """The shifts of a task; the first is the one to train in."""
+        return tuple(self.shift_texts)
+
+    def describe(self, task: str, shift: str) -> str:
+        """What a shift changes, in one line."""
+        return self.shift_texts[shift]
+
+    def defaults(self, task: str) -> Defaults:
+        return Defaults()
+
+    def renderers(self, task: str) -> tuple[str, ...]:
+        """The renderers that can draw a task, the preferred one first.
+
+        `warp` draws scenes in batches; any other name is a renderer that `Simulation.make_renderer` makes.
+        """
+        return ("gl", "warp")
+
+    def shift(self, task: str, name: str) -> Shift:
+        """The shift called `name`."""
+        from sgqn.envs.shifts import Shift
+
+        return Shift(name)
+
+    def load(self, task: Task, shift: Shift) -> Simulation:
+        """A simulation of the task under the shift."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of a family and how many control steps one agent step takes."""
+
+    name: str
+    family: Family = field(repr=False)
+    action_repeat: int
+    defaults: Defaults = field(repr=False)
+
+    @property
+    def episode_steps(self) -> int:
+        """Agent steps in an episode."""
+        return -(-self.defaults.control_steps // self.action_repeat)
+
+    def load(self, shift: str) -> Simulation:
+        """A simulation of the task under the shift called `shift`."""
+        return self.family.load(self, self.family.shift(self.name, shift))
+
+    @property
+    def module(self) -> str:
+        """The module to import for another process to know this task."""
+        return type(self.family).__module__
+
+
+_families: dict[str, Family] = {}
+
+
+def register_family(family: Family) -> Family:
+    """Make a family's tasks known everywhere, to Gymnasium too. A family of the same class and name is replaced."""
+    from sgqn.envs.registration import register_tasks
+
+    known = _families.get(family.name)
+    if known is not None and type(known).__qualname__ != type(family).__qualname__:
+        raise InvalidValueError(f"there is a family called {family.name!r} already ({type(known).__module__})")
+    others = {task: other.name for other in _families.values() if other is not known for task in other.tasks}
+    for task in family.tasks:
+        if task in others:
+            raise InvalidValueError(f"family {family.name!r} lists {task!r}, which is a task of {others[task]!r}")
+    _families[family.name] = family
+    register_tasks(family)
+    return family
+
+
+def families() -> tuple[Family, ...]:
+    """All families; those of this package are imported on the first call."""
+    _import_built_in()
+    return tuple(sorted(_families.values(), key=lambda family: family.order))
+
+
+@functools.cache
+def _import_built_in() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+def all_tasks() -> tuple[str, ...]:
+    """Every task that a family lists."""
+    return tuple(task for family in families() for task in family.tasks)
+
+
+def all_shifts() -> tuple[str, ...]:
+    """Every shift that a family declares, each once."""
+    names: dict[str, None] = {}
+    for family in families():
+        names |= dict.fromkeys(family.shift_texts)
+        for task in family.tasks:
+            names |= dict.fromkeys(family.shifts(task))
+    return tuple(names)
+
+
+def find_task(name: str, action_repeat: int | None = None) -> Task:
+    """The task called `name`, with its family's action repeat unless one is given."""
+    family = next((family for family in families() if family.has(name)), None)
+    if family is None:
+        raise UnknownNameError("task", name, all_tasks())
+    defaults = family.defaults(name)
+    repeat = defaults.action_repeat if action_repeat is None else action_repeat
+    if not 1 <= repeat <= defaults.control_steps:
+        raise InvalidValueError(f"action_repeat must be between 1 and {defaults.control_steps}, not {repeat!r}")
+    return Task(name, family, repeat, defaults)
+
+
+def check_shift(task: str, shift: str) -> str:
+    """`shift`, if the task has it."""
+    shifts = find_task(task).family.shifts(task)
+    if shift not in shifts:
+        raise UnknownNameError("shift", shift, shifts)
+    return shift
+
+
+def check_renderer(task: str, renderer: str) -> str:
+    """`renderer`, if it is `auto` or one that can draw the task."""
+    known = (*find_task(task).family.renderers(task), "auto")
+    if renderer not in known:
+        raise UnknownNameError("renderer", renderer, known)
+    return renderer

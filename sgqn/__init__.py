@@ -12,7 +12,10 @@ from sgqn.envs.registration import register
 from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameError, WorkerError
 
 if TYPE_CHECKING:
-    from sgqn import attribution, saliency
+    from sgqn import agents, attribution, saliency
+    from sgqn.agents import register_agent
+    from sgqn.attribution import register_attribution
+    from sgqn.augmentations import register_augmentation
     from sgqn.envs import make, make_vec, register_family
     from sgqn.evaluation import Policy, evaluate
     from sgqn.run import load_agent
@@ -23,9 +26,13 @@ _LAZY = {
     "Policy": "sgqn.evaluation",
     "make": "sgqn.envs",
     "make_vec": "sgqn.envs",
+    "register_agent": "sgqn.agents",
+    "register_attribution": "sgqn.attribution",
+    "register_augmentation": "sgqn.augmentations",
     "register_family": "sgqn.envs.families",
     "evaluate": "sgqn.evaluation",
     "load_agent": "sgqn.run",
+    "agents": "",
     "attribution": "",
     "saliency": "",
 }
@@ -37,11 +44,15 @@ __all__ = [
     "SgqnError",
     "UnknownNameError",
     "WorkerError",
+    "agents",
     "attribution",
     "evaluate",
     "load_agent",
     "make",
     "make_vec",
+    "register_agent",
+    "register_attribution",
+    "register_augmentation",
     "register_family",
     "saliency",
 ]

@@ -104,8 +104,7 @@ class TrainConfig:
             if getattr(self, name) not in typing.get_args(choices):
                 raise UnknownNameError(name, getattr(self, name), typing.get_args(choices))
         positive = ("steps", "num_envs", "warmup_steps", "replay_capacity", "log_every", "checkpoint_every")
-        positive += ("pictures", "pictures_renewed_every", "keep_checkpoints", "evaluate_episodes", "frame_stack")
-        for name in positive:
+        for name in (*positive, "pictures", "pictures_renewed_every", "keep_checkpoints", "evaluate_episodes"):
             if getattr(self, name) < 1:
                 raise InvalidValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
         object.__setattr__(self, "seed", check_seed(self.seed))  # a numpy integer has no place in config.json

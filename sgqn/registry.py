@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
@@ -20,18 +21,17 @@ T = TypeVar("T")
 class Registry(Mapping[str, T], Generic[T]):
     """The registered things of one kind, in the order of registration. An unknown name is an `UnknownNameError`."""
 
-    def __init__(self, kind: str, modules: Callable[[], None]):
-        """`modules` imports the package's own modules that register such things."""
+    def __init__(self, kind: str, load_own: Callable[[], None]):
+        """`load_own` imports the package's own modules that register such things."""
         self.kind = kind
-        self._modules = modules
+        self._stages = [load_own, plugins.load_installed]
         self._things: dict[str, T] = {}
         self._origins: dict[str, str] = {}
-        self._loaded = False
 
     def register(self, name: str, thing: T, origin: str) -> None:
         """Add a thing that module `origin` registers, which may replace its own when it is imported again."""
-        if not name or not all(part.replace("_", "a").isalnum() for part in name.split("-")):
-            raise InvalidValueError(f"{self.kind} {name!r}: use letters, digits, '_' and '-'")
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_-]*)", name):
+            raise InvalidValueError(f"{self.kind} {name!r}: a name has letters, digits, '_' and '-'")
         if self._origins.get(name, origin) != origin:
             other = self._origins[name]
             raise InvalidValueError(f"{self.kind} {name!r} is registered already, by {other}: choose another name")
@@ -47,13 +47,13 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._origins[name]
 
     def __getitem__(self, name: str) -> T:
-        self._load()
-        if name not in self._things:
+        if name not in self:
             raise UnknownNameError(self.kind, name, self._things)
         return self._things[name]
 
     def __contains__(self, name: object) -> bool:
-        self._load()
+        while name not in self._things and self._stages:  # plugins are loaded for unknown names only
+            self._stages.pop(0)()
         return name in self._things
 
     def __iter__(self) -> Iterator[str]:
@@ -65,10 +65,8 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self._things)
 
     def _load(self) -> None:
-        if not self._loaded:
-            self._loaded = True  # first: what is loaded may look names up
-            self._modules()
-            plugins.load_installed()
+        while self._stages:
+            self._stages.pop(0)()  # removed first: what is loaded may look names up
 
 
 def import_submodules(package: str) -> None:

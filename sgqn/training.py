@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sgqn import checkpoint, run
 from sgqn.agents import AGENTS, Phase, build_agent, no_augmentation
-from sgqn.augmentations import AUGMENTATIONS, PictureBank, make_augmentation
+from sgqn.augmentations import AUGMENTATIONS, Augmentation, PictureBank, make_augmentation
 from sgqn.config import TrainConfig
 from sgqn.envs.families import find_task
 from sgqn.envs.vector import make_vec
@@ -189,7 +189,7 @@ class Trainer:
         )
         self.spec = run.spec_of(config, self.envs.action_dim, self.envs.discrete)
         self.bank: PictureBank | None = None
-        augmentation = no_augmentation
+        augmentation: Augmentation = no_augmentation
         if entry.augments:
             name = getattr(config.settings, "augmentation", find_task(config.task).defaults.augmentation)
             if AUGMENTATIONS[name].needs_images:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sgqn.envs.families import Family, families
+from sgqn.envs.families import Family, built_in
 
 
 def register() -> None:
-    """Register every listed task of every family; safe to call again."""
-    for family in families():
+    """Register every listed task of this package's families; safe to call again."""
+    for family in built_in():
         register_tasks(family)
 
 

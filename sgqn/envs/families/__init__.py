@@ -7,13 +7,13 @@ A module in this folder that calls `register_family` is a built-in family; other
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sgqn import plugins
 from sgqn.errors import InvalidValueError, UnknownNameError
+from sgqn.registry import import_submodules
 
 if TYPE_CHECKING:
     from sgqn.envs.shifts import Shift
@@ -60,6 +60,8 @@ class Family:
     """Place among the families in lists; equal ones are listed as they were registered."""
     tasks: tuple[str, ...] = ()
     """The tasks to list, each with a name that no other family has."""
+    packages: tuple[str, ...] = ()
+    """Distributions whose versions a result depends on."""
     shift_texts: Mapping[str, str] = {"train": "the scene as it is"}
     """One line of text for each shift; the first shift is the one to train in."""
 
@@ -140,15 +142,21 @@ def register_family(family: Family) -> Family:
 
 
 def families() -> tuple[Family, ...]:
-    """All families; those of this package are imported on the first call."""
-    _import_built_in()
+    """All families; those of this package and of plugins are imported on the first call."""
+    built_in()
+    plugins.load_installed()
     return tuple(sorted(_families.values(), key=lambda family: family.order))
+
+
+def built_in() -> tuple[Family, ...]:
+    """The families that are registered so far, those of this package in any case."""
+    _import_built_in()
+    return tuple(_families.values())
 
 
 @functools.cache
 def _import_built_in() -> None:
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+    import_submodules(__name__)
 
 
 def all_tasks() -> tuple[str, ...]:
@@ -168,7 +176,8 @@ def all_shifts() -> tuple[str, ...]:
 
 def find_task(name: str, action_repeat: int | None = None) -> Task:
     """The task called `name`, with its family's action repeat unless one is given."""
-    family = next((family for family in families() if family.has(name)), None)
+    # Plugins are loaded for unknown names only: worker processes stay light.
+    family = next((family for found in (built_in, families) for family in found() if family.has(name)), None)
     if family is None:
         raise UnknownNameError("task", name, all_tasks())
     defaults = family.defaults(name)

@@ -73,6 +73,7 @@ NUM_GENERATED_COLORS = 100
 class Suite(Family):
     name = "suite"
     order = 0
+    packages = ("mujoco", "dm_control", "mujoco-warp", "warp-lang")
     tasks = tuple(f"{domain}-{task}" for domain, tasks in TASKS.items() for task in tasks)
     shift_texts = {  # noqa: RUF012
         "train": "the scene as it is",

@@ -77,15 +77,19 @@ def main(options: Options) -> None:
         if renderer != "gl" or gl_error() is None
     ]
     for renderer, shift, count in track(cases, description="environments", disable=options.json):
-        rate, times = our_rate(options, renderer, shift, count, reference if shift == "video_hard" else None)
-        rows.append({"what": f"sgqn, {renderer}", "shift": shift, "envs": count, "steps/s": rate, "times": times})
+        rate, speedup = our_rate(options, renderer, shift, count, reference if shift == "video_hard" else None)
+        rows.append(
+            {"environment": f"sgqn, {renderer}", "shift": shift, "envs": count, "steps/s": rate, "speedup": speedup}
+        )
     if reference is not None:
-        row = {"what": "reference pipeline", "shift": "video_hard", "envs": 1, "steps/s": reference.rate, "times": 1.0}
+        row = {"environment": "reference", "shift": "video_hard", "envs": 1, "steps/s": reference.rate, "speedup": 1.0}
         rows.insert(0, row)
     if options.physics:
         for kind, rate in physics_rates(options).items():
             count = max(options.num_envs)
-            rows.append({"what": f"physics alone, {kind}", "shift": "-", "envs": count, "steps/s": rate, "times": None})
+            rows.append(
+                {"environment": f"physics only, {kind}", "shift": "-", "envs": count, "steps/s": rate, "speedup": None}
+            )
     show(options, rows)
 
 
@@ -95,12 +99,16 @@ def show(options: Options, rows: list[dict]) -> None:
         return
     device = torch.cuda.get_device_name() if options.device.startswith("cuda") else f"{os.cpu_count()} CPU cores"
     table = Table(title=f"{options.task}: agent steps/s ({device})")
-    for name in ("what", "shift", "envs", "steps/s", "times the reference"):
-        table.add_column(name, justify="left" if name in ("what", "shift") else "right")
+    for name in ("environment", "shift", "envs", "steps/s", "speedup"):
+        table.add_column(name, justify="left" if name in ("environment", "shift") else "right")
     for row in rows:
-        times = row["times"]
+        speedup = row["speedup"]
         table.add_row(
-            row["what"], row["shift"], str(row["envs"]), f"{row['steps/s']:,.0f}", f"{times:.1f}" if times else ""
+            row["environment"],
+            row["shift"],
+            str(row["envs"]),
+            f"{row['steps/s']:,.0f}",
+            f"{speedup:.1f}" if speedup else "",
         )
     Console(width=100).print(table)
 

@@ -108,8 +108,8 @@ def measure(options: Options, agent: Agent, reference: Reference, renderer: str)
         "steps/s": steps / seconds,
         "reference seconds": expected,
         "reference steps/s": steps / expected,
-        "times": expected / seconds,
-        "window times": np.round(windows.ratios, 2).tolist(),
+        "speedup": expected / seconds,
+        "window speedups": np.round(windows.ratios, 2).tolist(),
     }
 
 
@@ -147,13 +147,13 @@ def show(options: Options, rows: list[dict]) -> None:
     steps = episode_steps(options)
     played = f"{options.task}, {options.shift}: {options.episodes} episodes x {steps} steps"
     table = Table(title=f"{played} ({os.cpu_count()} CPU cores, backgrounds {rows[0]['backgrounds']})")
-    for name in ("what", "seconds", "steps/s", "times the reference", "window by window"):
-        table.add_column(name, justify="left" if name == "what" else "right")
+    for name in ("pipeline", "seconds", "steps/s", "speedup", "speedup by window"):
+        table.add_column(name, justify="left" if name == "pipeline" else "right")
     for row in rows:
-        lowest, median, highest = np.quantile(row["window times"], (0, 0.5, 1))
+        lowest, median, highest = np.quantile(row["window speedups"], (0, 0.5, 1))
         within = f"{median:.1f} ({lowest:.1f} to {highest:.1f})"
         table.add_row("reference", f"{row['reference seconds']:,.0f}", f"{row['reference steps/s']:,.1f}", "1.0", "")
-        ours = (f"{row['seconds']:,.0f}", f"{row['steps/s']:,.1f}", f"{row['times']:.1f}", within)
+        ours = (f"{row['seconds']:,.0f}", f"{row['steps/s']:,.1f}", f"{row['speedup']:.1f}", within)
         table.add_row(f"sgqn.evaluate, {row['renderer']}", *ours)
     Console(width=120).print(table)
 

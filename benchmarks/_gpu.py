@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: agents, made-up experience, tables."""
+"""Shared by the GPU benchmarks: agents, synthetic transitions, tables."""
 
 from __future__ import annotations
 
@@ -8,77 +8,73 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sgqn.agents import AGENTS, Agent, AgentSettings, Phase, Spec, build_agent
+from sgqn.agents import AGENTS, Agent, Phase, Spec, build_agent
 from sgqn.augmentations import overlay
+from sgqn.config import TINY_SETTINGS, settings_for
+from sgqn.fast.backend import FastBackend, choose_backend
 from sgqn.replay import Batch
 
 ACTIONS = 6
 CYCLE = (Phase(False, False, False), Phase(True, True, True))
-"""The trainer's schedule: actor, targets and auxiliary task at every second update."""
-AgentName = Literal["sac", "drq", "rad", "soda", "svea", "svea_soda", "sgqn", "sac_consistency", "sac_selfsup"]
-NAMES: tuple[AgentName, ...] = get_args(AgentName)
+"""The schedule of the trainer: actor, target and auxiliary steps in every second update."""
+NAMES = tuple(AGENTS)
 
 
-def sizes(name: str, tiny: bool) -> tuple[Spec, AgentSettings]:
-    """The paper's, or small ones for a look at whether a script works."""
-    image = 48 if tiny else 84
+def sizes(name: str, tiny: bool) -> tuple[Spec, Any]:
+    """The paper's sizes, or small ones to check that a script works."""
+    image = 24 if tiny else 84
     spec = Spec(ACTIONS, image_size=image, render_size=image * 100 // 84 if AGENTS[name].crops else image)
-    if not tiny:
-        return spec, AgentSettings()
-    small = AgentSettings(
-        encoder_layers=4,
-        encoder_filters=8,
-        embedding_dim=50,
-        hidden_dim=128,
-        decoder_filters=(16, 8),
-        batch_size=8,
-        soda_batch_size=16,
-    )
-    return spec, small
+    values = {**TINY_SETTINGS, "batch_size": 4, "soda_batch_size": 8} if tiny else {}
+    return spec, settings_for(name, "walker-walk", **values)
+
+
+def backend_for(device: torch.device, path: str = "auto", precision: str = "auto") -> FastBackend:
+    """The device's backend; a CPU has one to check that scripts work."""
+    return FastBackend(device, "CPU") if device.type == "cpu" else choose_backend(device, path, precision)
 
 
 def make_agent(name: str, device: torch.device, tiny: bool) -> Agent:
     spec, settings = sizes(name, tiny)
-    pictures = smooth(256, spec.image_size, torch.Generator(device).manual_seed(7)).mul(255).byte()
-    return build_agent(name, spec, settings, partial(overlay, pictures=pictures), seed=0, device=device)
+    images = smooth(256, spec.image_size, torch.Generator(device).manual_seed(7)).mul(255).byte()
+    return build_agent(name, spec, settings, partial(overlay, pictures=images), seed=0, device=device)
 
 
 def smooth(count: int, size: int, generator: torch.Generator) -> Tensor:
-    """Pictures (count, 3, size, size) in [0, 1] without sharp edges."""
+    """Images (count, 3, size, size) in [0, 1] without sharp edges."""
     coarse = torch.rand(count, 3, 8, 8, generator=generator, device=generator.device)
     return F.interpolate(coarse, (size, size), mode="bilinear")
 
 
 def scenes(count: int, steps: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Squares that move before smooth pictures: uint8 (count, steps, 3, size, size), and where the squares are."""
+    """Squares that move in front of smooth images: uint8 (count, steps, 3, size, size), and their positions."""
     device = generator.device
     start, speed = torch.rand(2, count, 1, 2, generator=generator, device=device)
     way = start + 0.1 * (speed - 0.5) * torch.arange(steps, device=device)[:, None]
-    places = 1 - (way % 2 - 1).abs()  # turned back at the edges, (count, steps, 2)
+    places = 1 - (way % 2 - 1).abs()  # reflected at the edges, (count, steps, 2)
     axis = torch.linspace(0, 1, size, device=device)
     down, across = ((axis - places[..., i, None]).abs() < 0.12 for i in range(2))
     square = (down[..., :, None] & across[..., None, :])[:, :, None]
     colour = torch.rand(count, 1, 3, 1, 1, generator=generator, device=device)
-    pictures = torch.where(square, colour, 0.8 * smooth(count, size, generator)[:, None])
-    return pictures.mul(255).byte(), places
+    images = torch.where(square, colour, 0.8 * smooth(count, size, generator)[:, None])
+    return images.mul(255).byte(), places
 
 
 def rewards(places: Tensor, action: Tensor) -> Tensor:
-    """In [0, 4], as over four control steps: for a square far down, less for large actions."""
+    """Rewards in [0, 4], as over four control steps: higher for low squares, lower for large actions."""
     return 4 * places[..., 0] * (1 - 0.3 * action.square().mean(dim=-1))
 
 
-def make_batches(count: int, size: int, picture: int, generator: torch.Generator) -> Batch:
-    """`count` batches of `size` transitions, each part (count, size, ...)."""
+def make_batches(count: int, size: int, image: int, generator: torch.Generator) -> Batch:
+    """`count` batches of `size` transitions; each field has shape (count, size, ...)."""
     batches = []
     for _ in range(count):
-        frames, places = scenes(size, 4, picture, generator)
+        frames, places = scenes(size, 4, image, generator)
         action = 2 * torch.rand(size, ACTIONS, generator=generator, device=generator.device) - 1
         discount = torch.full((size,), 0.99, device=generator.device)
         obs, next_obs = frames[:, :3].flatten(1, 2), frames[:, 1:].flatten(1, 2)
@@ -87,7 +83,7 @@ def make_batches(count: int, size: int, picture: int, generator: torch.Generator
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print Markdown: the first column is text, the others are numbers or text to the right."""
+    """Print a Markdown table with all columns but the first aligned to the right."""
     lines = [[str(cell) for cell in row] for row in (columns, *rows)]
     print(f"\n{title}\n")
     for number, cells in enumerate(lines):
@@ -98,7 +94,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
 
 
 class Report:
-    """Sections that may fail without stopping the others. What they return goes to a JSON file, written after each."""
+    """Runs sections, each of which may fail without stopping the others, and writes their results to a JSON file."""
 
     def __init__(self, file: Path | None):
         self.results: dict[str, Any] = {}

@@ -1,11 +1,11 @@
-"""What the GPU gives: updates of every agent, their parts, the roofline, environments, a short training run.
+"""Measure speed on a GPU: updates of every agent, their kernels, the roofline, environments, a short training run.
 
     python benchmarks/gpu.py                                      # everything, about three minutes
     python benchmarks/gpu.py --sections updates --agents sgqn drq
-    python benchmarks/gpu.py --tiny                               # on a CPU: whether the script works, nothing more
+    python benchmarks/gpu.py --tiny                               # on a CPU, to check that the script works
 
-Updates are those of the trainer: sampled from a replay on the device, in its cycle of one update without and one with
-the steps of actor, targets and auxiliary task; times are means over the cycle, medians over windows in which the paths
+Updates run as in the trainer: sampled from a replay buffer on the device, alternating one update without and one with
+the actor, target and auxiliary steps. Times are means over this cycle and medians over windows in which the paths
 alternate. The authors' times are those of their code on an H200.
 """
 
@@ -20,13 +20,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 import tyro
-from _gpu import ACTIONS, CYCLE, NAMES, AgentName, Report, make_agent, rewards, scenes, sizes, table
+from _gpu import ACTIONS, CYCLE, NAMES, Report, backend_for, make_agent, rewards, scenes, sizes, table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -34,15 +35,15 @@ from torch.utils.flop_counter import flop_registry
 from sgqn.agents import Agent, Phase
 from sgqn.attribution import differentiable, guided, switchable_relu
 from sgqn.errors import SgqnError
-from sgqn.fast import paths
+from sgqn.fast.backend import FastBackend
 from sgqn.fast.capture import WARMUP, Updates, recorder_for
 from sgqn.networks import Encoder
 from sgqn.replay import Batch, Replay
 
-BLOCK = CYCLE * 8  # one graph, as the trainer has it
+BLOCK = CYCLE * 8  # one graph, as in the trainer
 
 AUTHORS = {"sgqn": 116.6, "svea": 75.9, "drq": 27.7, "sac": 31.6}
-"""Milliseconds of one update of the authors' code on an H200, batch 128."""
+"""Milliseconds per update of the authors' code on an H200, batch 128."""
 Section = Literal["updates", "parts", "roofline", "environments", "training"]
 PATHS = {
     "eager fp32": ("eager", "fp32"),
@@ -60,28 +61,37 @@ class Options:
     """What to measure."""
 
     sections: list[Section] = field(default_factory=lambda: list(get_args(Section)))
-    agents: list[AgentName] = field(default_factory=lambda: list(NAMES))
+    """Parts of the benchmark to run."""
+    agents: list[str] = field(default_factory=lambda: list(NAMES))
+    """Agents whose updates are measured."""
     all: bool = False
-    """Also measure updates that are captured in fp32 and eager in bf16."""
+    """Also measure captured updates in fp32 and eager updates in bf16."""
     windows: int = 5
-    """Timed windows of each path, of which the median counts."""
+    """Timed windows per path. The median is reported."""
     window_seconds: float = 0.1
+    """Length of a window."""
     num_envs: list[int] = field(default_factory=lambda: [16, 64])
+    """Numbers of environments to measure."""
     task: str = "walker-walk"
+    """Task of the environments and the training run."""
     training_steps: int = 6000
-    """Agent steps after the warm-up."""
+    """Agent steps of the training run after the warm-up."""
     json: Path | None = None
     """Write all numbers to this file."""
     tiny: bool = False
-    """Small networks, also on a CPU."""
+    """Use small networks and few updates, also on a CPU, to check that the script works."""
 
 
 def main(options: Options) -> int:
     if not torch.cuda.is_available() and not options.tiny:
-        print("there is no CUDA device here (--tiny tries the script on the CPU)")
+        print("there is no CUDA device (--tiny runs the script on the CPU)")
         return 2
+    if options.tiny:
+        few: list[str] = ["sgqn", "soda"]
+        agents = few if options.agents == list(NAMES) else options.agents
+        options = replace(options, agents=agents, windows=1, window_seconds=0.0, task="cartpole-swingup")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.benchmark = device.type == "cuda"  # as the trainer has it
+    torch.backends.cudnn.benchmark = device.type == "cuda"  # as in the trainer
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}", flush=True)
     report = Report(options.json)
@@ -109,21 +119,21 @@ def main(options: Options) -> int:
 
 
 class Learning:
-    """An agent's updates as the trainer runs them."""
+    """Updates of an agent as the trainer runs them."""
 
-    def __init__(self, agent: Agent, replay: Replay, path: paths.Path):
-        self.agent = agent
+    def __init__(self, agent: Agent, replay: Replay, path: FastBackend, block: Sequence[Phase] = BLOCK):
+        self.agent, self.block = agent, tuple(block)
         sampler = torch.Generator(replay.device).manual_seed(1)
 
         def sample(phase: Phase) -> Batch:
             return agent.prepare(replay.sample(agent.sample_size(phase), sampler))
 
-        self.updates = Updates(sample, agent.learn, (agent.generator, agent.preparer, sampler), path, BLOCK)
+        self.updates = Updates(sample, agent.learn, (agent.generator, agent.preparer, sampler), path, self.block)
         self.path = path
         self.run(WARMUP + 1)
 
     def run(self, blocks: int) -> None:
-        self.updates.run(BLOCK * blocks)
+        self.updates.run(self.block * blocks)
 
     @property
     def fell_back(self) -> bool:
@@ -140,7 +150,7 @@ def update_costs(options: Options, device: torch.device) -> dict[str, Any]:
     for name in options.agents:
         try:
             results[name] = found = agent_costs(name, columns, replays, options, device)
-        except Exception as error:  # the other agents' numbers are worth having
+        except Exception as error:  # continue with the other agents
             print(f"{name} FAILED: {type(error).__name__}: {error}", flush=True)
             results[name] = {"error": str(error), "ms": "FAILED"}
             continue
@@ -150,9 +160,9 @@ def update_costs(options: Options, device: torch.device) -> dict[str, Any]:
         factor = f"{authors / best:.0f}" if authors and not options.tiny else "-"
         rows.append([name, *cells, authors or "-", factor])
         print(f"{name}: {', '.join(f'{c} {v}' for c, v in zip(columns, cells, strict=True))} ms", flush=True)
-        gc.collect()  # graphs and their memory
+        gc.collect()  # frees graphs and their memory
     batch = "small" if options.tiny else "128"
-    title = f"One update, ms (batch {batch}; fp32 as PyTorch has it by default, with TF32 in convolutions)"
+    title = f"One update, ms (batch {batch}; fp32 is PyTorch's default, with TF32 in convolutions)"
     table(title, ["agent", *columns, "authors", "times faster"], rows)
     return results
 
@@ -160,7 +170,7 @@ def update_costs(options: Options, device: torch.device) -> dict[str, Any]:
 def agent_costs(
     name: str, columns: Sequence[str], replays: dict[int, Replay], options: Options, device: torch.device
 ) -> dict[str, float | str]:
-    """Milliseconds by path, or why there are none."""
+    """Milliseconds per path, or why it was not measured."""
     found: dict[str, float | str] = {}
     runs: dict[str, Learning] = {}
     size = sizes(name, options.tiny)[0].render_size
@@ -168,22 +178,23 @@ def agent_costs(
         replays[size] = filled_replay(size, device, options.tiny)
     for column in columns:
         try:
-            path = paths.choose(device, *PATHS[column])
+            path = backend_for(device, *PATHS[column])
         except SgqnError as error:
             found[column] = "-"
             print(f"{column}: {error}", flush=True)
             continue
         try:
-            runs[column] = Learning(make_agent(name, device, options.tiny), replays[size], path)
-        except Exception as error:  # the other paths' numbers are worth having
+            block = CYCLE if options.tiny else BLOCK
+            runs[column] = Learning(make_agent(name, device, options.tiny), replays[size], path, block)
+        except Exception as error:  # continue with the other paths
             found[column] = "FAILED"
             print(f"{name}, {column} FAILED: {type(error).__name__}: {error}", flush=True)
     times: dict[str, list[float]] = {column: [] for column in runs}
     cycles = {column: fitting(run.run, options.window_seconds, device) for column, run in runs.items()}
     for _ in range(options.windows):
         for column, run in runs.items():
-            seconds = measure(lambda run=run, n=cycles[column]: run.run(n), device)
-            times[column].append(seconds / cycles[column] / len(BLOCK) * 1e3)
+            seconds = measure(partial(run.run, cycles[column]), device)
+            times[column].append(seconds / cycles[column] / len(run.block) * 1e3)
     for column, run in runs.items():
         median = statistics.median(times[column])
         found[column] = f"{median:.3f} (EAGER: capture failed)" if run.fell_back else median
@@ -191,7 +202,7 @@ def agent_costs(
 
 
 def filled_replay(size: int, device: torch.device, tiny: bool) -> Replay:
-    """Some thousand transitions of 16 environments in which squares move."""
+    """A few thousand transitions of 16 environments with moving squares."""
     count, steps = (4, 20) if tiny else (16, 200)
     generator = torch.Generator(device).manual_seed(3)
     frames, places = scenes(count, steps + 1, size, generator)
@@ -206,7 +217,7 @@ def filled_replay(size: int, device: torch.device, tiny: bool) -> Replay:
 
 
 def measure(work: Callable[[], None], device: torch.device) -> float:
-    """Seconds: on a GPU by its own clock."""
+    """Seconds that the work takes, on a GPU by CUDA events."""
     if device.type != "cuda":
         started = time.perf_counter()
         work()
@@ -221,7 +232,7 @@ def measure(work: Callable[[], None], device: torch.device) -> float:
 
 
 def fitting(run: Callable[[int], None], seconds: float, device: torch.device) -> int:
-    """How many repetitions of `run` a window of so many seconds has."""
+    """How many repetitions of `run` fit into a window of so many seconds."""
     run(1)
     once = min(measure(lambda: run(1), device) for _ in range(2))
     return max(1, min(200, round(seconds / max(once, 1e-6))))
@@ -234,7 +245,7 @@ def parts(options: Options, device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         print("parts: needs a CUDA device")
         return {}
-    path = paths.choose(device)
+    path = backend_for(device)
     size = sizes("sgqn", options.tiny)[0].render_size
     learning = Learning(make_agent("sgqn", device, options.tiny), filled_replay(size, device, options.tiny), path)
     kernels = profile(learning, cycles=10)
@@ -246,7 +257,7 @@ def parts(options: Options, device: torch.device) -> dict[str, Any]:
 
 
 def profile(learning: Learning, cycles: int) -> list[dict[str, Any]]:
-    """Kernels of an update, the longest first: microseconds and launches, means over the cycle."""
+    """Kernels of an update, longest first: microseconds and launches, averaged over the cycle."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
@@ -256,7 +267,7 @@ def profile(learning: Learning, cycles: int) -> list[dict[str, Any]]:
     with profiled(activities=[ProfilerActivity.CUDA]) as profiler:
         learning.run(cycles)
         torch.cuda.synchronize()
-    updates = cycles * len(BLOCK)
+    updates = cycles * len(learning.block)
     events = [event for event in profiler.key_averages() if event.device_type == DeviceType.CUDA]
     return [
         {"name": e.key, "us": e.self_device_time_total / updates, "launches": e.count / updates}
@@ -269,17 +280,18 @@ def profile(learning: Learning, cycles: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass of the encoder must do at least."""
+    """Lower bounds for one pass of the encoder."""
 
     flop: float
     bytes: float
 
 
 def encoder_work(encoder: Encoder, size: int, batch: int) -> dict[str, Work]:
-    """By the layers' sizes, bf16 features and uint8 pictures; ReLU gates take a bit a feature, weights are left out."""
+    """From the layer sizes, with bf16 features and uint8 images. ReLU gates take one bit; weights are not counted."""
     flops, features = [], []
-    image = batch * encoder.convs[0].in_channels * size * size
-    for conv in encoder.convs:
+    convs: list[Any] = list(encoder.convs)
+    image = batch * convs[0].in_channels * size * size
+    for conv in convs:
         size = (size - 3) // conv.stride[0] + 1
         flops.append(2.0 * batch * size * size * conv.weight.numel())
         features.append(2.0 * batch * size * size * conv.out_channels)
@@ -289,7 +301,7 @@ def encoder_work(encoder: Encoder, size: int, batch: int) -> dict[str, Work]:
     return {
         "forward": Work(forward, image + out),
         "forward, kept for backward": Work(forward, image + out + kept),
-        "guided gradient of the pictures": Work(forward, out + gates + 4 * image),
+        "guided gradient of the images": Work(forward, out + gates + 4 * image),
         "gradient of the weights": Work(backward, image + out + kept),
         "forward and gradient of the weights": Work(forward + backward, 2 * (image + out + kept)),
     }
@@ -298,7 +310,7 @@ def encoder_work(encoder: Encoder, size: int, batch: int) -> dict[str, Work]:
 def roofline(options: Options, device: torch.device, results: dict[str, Any]) -> dict[str, Any]:
     agent = make_agent("sgqn", device, options.tiny)
     _, settings = sizes("sgqn", options.tiny)
-    work = encoder_work(agent.learner.encoder, agent.spec.image_size, settings.batch_size)
+    work = encoder_work(encoder_of(agent), agent.spec.image_size, settings.batch_size)
     flop = update_flop(options, device)
     total = sum(flop.values())
     rows = [[name, f"{value / 1e9:.2f}"] for name, value in flop.items()]
@@ -306,15 +318,15 @@ def roofline(options: Options, device: torch.device, results: dict[str, Any]) ->
     found: dict[str, Any] = {"update GFLOP": {name: value / 1e9 for name, value in flop.items()}}
     if device.type != "cuda":
         rows = [[name, f"{w.flop / 1e9:.3f}", f"{w.bytes / 1e6:.2f}"] for name, w in work.items()]
-        table("The encoder", ["pass", "GFLOP", "MB at least"], rows)
+        table("Encoder", ["pass", "GFLOP", "MB (lower bound)"], rows)
         return found
     peak_flops, peak_bytes = peaks(device)
-    print(f"peaks: bf16 product of 8192^3 {peak_flops / 1e12:.0f} TFLOP/s, copy of 1 GB {peak_bytes / 1e9:.0f} GB/s")
+    print(f"peaks: bf16 matmul of 8192^3 {peak_flops / 1e12:.0f} TFLOP/s, copy of 1 GB {peak_bytes / 1e9:.0f} GB/s")
     found |= {"peak TFLOP/s": peak_flops / 1e12, "peak GB/s": peak_bytes / 1e9, "encoder": {}}
     rows = []
     for column in ("kernels bf16", "cudnn bf16", "captured bf16", "captured fp32"):
         try:
-            times = encoder_times(agent, paths.choose(device, *PATHS[column]), settings.batch_size)
+            times = encoder_times(agent, backend_for(device, *PATHS[column]), settings.batch_size)
         except Exception as error:
             print(f"{column}: {type(error).__name__}: {error}", flush=True)
             continue
@@ -324,8 +336,8 @@ def roofline(options: Options, device: torch.device, results: dict[str, Any]) ->
             numbers = [f"{times[name]:.4f}", f"{w.flop / 1e9:.1f}", f"{w.bytes / 1e6:.1f}", f"{rate / 1e12:.0f}"]
             shares = [f"{rate / peak_flops:.0%}", f"{moved / 1e9:.0f}", f"{moved / peak_bytes:.0%}"]
             rows.append([f"{column}: {name}", *numbers, *shares])
-    columns = ["pass", "ms", "GFLOP", "MB at least", "TFLOP/s", "of peak", "GB/s", "of peak"]
-    table(f"The encoder, batch {settings.batch_size}, in CUDA graphs (captured: PyTorch's operators)", columns, rows)
+    columns = ["pass", "ms", "GFLOP", "MB (lower bound)", "TFLOP/s", "of peak", "GB/s", "of peak"]
+    table(f"Encoder, batch {settings.batch_size}, in CUDA graphs (captured: PyTorch operators)", columns, rows)
     ms = results.get("updates", {}).get("sgqn", {}).get("kernels bf16") or results.get("parts", {}).get("us", 0) / 1e3
     if isinstance(ms, float) and ms > 0:
         rate = total / ms * 1e3
@@ -338,7 +350,7 @@ def roofline(options: Options, device: torch.device, results: dict[str, Any]) ->
 
 
 def update_flop(options: Options, device: torch.device) -> dict[str, float]:
-    """FLOP of the convolutions and products of a plain update, mean over the cycle, as PyTorch counts them."""
+    """FLOP of the convolutions and matrix products of an eager update, averaged over the cycle, as PyTorch counts."""
     agent = make_agent("sgqn", device, options.tiny)
     replay = filled_replay(agent.spec.render_size, device, options.tiny)
     sampler = torch.Generator(device).manual_seed(0)
@@ -349,7 +361,7 @@ def update_flop(options: Options, device: torch.device) -> dict[str, float]:
 
 
 class FlopCounter(TorchDispatchMode):
-    """Counts by operator, with PyTorch's own formulas. (Its FlopCounterMode does not allow `autograd.grad`.)"""
+    """Counts per operator with PyTorch's formulas. (PyTorch's FlopCounterMode does not support `autograd.grad`.)"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -366,7 +378,7 @@ class FlopCounter(TorchDispatchMode):
 
 
 def peaks(device: torch.device) -> tuple[float, float]:
-    """FLOP/s of a large bf16 product, and bytes/s read and written by a copy."""
+    """FLOP/s of a large bf16 matrix product, and bytes/s read and written by a copy."""
     a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     product = repeated(lambda: torch.mm(a, b, out=out), device)
@@ -376,7 +388,7 @@ def peaks(device: torch.device) -> tuple[float, float]:
 
 
 def repeated(work: Callable[[], object], device: torch.device, times: int = 20, windows: int = 5) -> float:
-    """Seconds of one, the median of some windows."""
+    """Seconds per call, as the median of several windows."""
 
     def window() -> None:
         for _ in range(times):
@@ -386,31 +398,35 @@ def repeated(work: Callable[[], object], device: torch.device, times: int = 20, 
     return statistics.median(measure(window, device) / times for _ in range(windows))
 
 
-def encoder_times(agent: Agent, path: paths.Path, batch: int) -> dict[str, float]:
-    """Milliseconds of the encoder's passes, each in a CUDA graph; gradients are what they add to the forward pass."""
-    encoder, device = agent.learner.encoder, path.device
-    with torch.no_grad():  # away from the sparse initialisation
+def encoder_of(agent: Any) -> Encoder:
+    return agent.learner.encoder
+
+
+def encoder_times(agent: Agent, path: FastBackend, batch: int) -> dict[str, float]:
+    """Milliseconds of the encoder's passes, each in a CUDA graph. Gradients are timed as the increase over forward."""
+    encoder, device = encoder_of(agent), path.device
+    with torch.no_grad():  # move away from the sparse initialization
         for parameter in encoder.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
     size = agent.spec.image_size
-    pictures = scenes(batch, 3, size, torch.Generator(device).manual_seed(5))[0].flatten(1, 2)
+    images = scenes(batch, 3, size, torch.Generator(device).manual_seed(5))[0].flatten(1, 2)
     parameters = list(encoder.parameters())
     with torch.no_grad(), path.active():
-        gradient = torch.randn_like(encoder(pictures))
+        gradient = torch.randn_like(encoder(images))
 
     def forward() -> Tensor:
-        return encoder(pictures)
+        return encoder(images)
 
     def without_graph() -> None:
         with torch.no_grad():
-            encoder(pictures)
+            encoder(images)
 
     def traced() -> tuple[Tensor, Tensor]:
-        obs = differentiable(pictures)
+        obs = differentiable(images)
         with switchable_relu():
             return obs, encoder(obs)
 
-    def of_pictures() -> None:
+    def of_images() -> None:
         obs, features = traced()
         with guided():
             torch.autograd.grad(features, obs, gradient)
@@ -418,19 +434,19 @@ def encoder_times(agent: Agent, path: paths.Path, batch: int) -> dict[str, float
     def of_weights() -> None:
         torch.autograd.grad(forward(), parameters, gradient)
 
-    works = {"free": without_graph, "kept": forward, "traced": traced, "pictures": of_pictures, "weights": of_weights}
+    works = {"free": without_graph, "kept": forward, "traced": traced, "images": of_images, "weights": of_weights}
     ms = {name: graph_time(work, path) * 1e3 for name, work in works.items()}
     return {
         "forward": ms["free"],
         "forward, kept for backward": ms["kept"],
-        "guided gradient of the pictures": ms["pictures"] - ms["traced"],
+        "guided gradient of the images": ms["images"] - ms["traced"],
         "gradient of the weights": ms["weights"] - ms["kept"],
         "forward and gradient of the weights": ms["weights"],
     }
 
 
-def graph_time(work: Callable[[], object], path: paths.Path) -> float:
-    """Seconds of one replay; the work stands twenty times in the graph, so that launching it costs nothing."""
+def graph_time(work: Callable[[], object], path: FastBackend) -> float:
+    """Seconds per call. The graph contains twenty calls, so that the launch time does not matter."""
     times = 20
 
     def once() -> None:
@@ -447,7 +463,7 @@ def graph_time(work: Callable[[], object], path: paths.Path) -> float:
         recorder.eagerly(once)
     replay = recorder.capture(many)
     if replay is None:
-        raise RuntimeError("this could not be captured")
+        raise RuntimeError("the work could not be captured")
     return repeated(replay, path.device, times=3) / times
 
 
@@ -455,7 +471,7 @@ def graph_time(work: Callable[[], object], path: paths.Path) -> float:
 
 
 def environments(options: Options, device: torch.device) -> dict[str, Any]:
-    """Agent steps/s with random actions: whole episodes, their resets included."""
+    """Agent steps/s with random actions, for whole episodes including resets."""
     import sgqn
     from sgqn.envs.tasks import find_task
 
@@ -465,15 +481,15 @@ def environments(options: Options, device: torch.device) -> dict[str, Any]:
         envs = sgqn.make_vec(options.task, count, renderer="warp", device=device)
         try:
             envs.reset(seed=0)
-            shape = (5 if options.tiny else 40, *envs.action_space.shape)
-            actions = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+            envs.action_space.seed(0)
+            actions = np.stack([envs.action_space.sample() for _ in range(5 if options.tiny else 40)])
             times = []
             for window in range(1 if options.tiny else 4):
                 steps = stepping(envs, actions, device)
                 started = time.perf_counter()
                 envs.reset()
                 synchronize(device)
-                if window or options.tiny:  # the first compiles
+                if window or options.tiny:  # the first window compiles
                     times.append((steps / len(actions), time.perf_counter() - started))
         finally:
             envs.close()
@@ -482,12 +498,12 @@ def environments(options: Options, device: torch.device) -> dict[str, Any]:
         found[str(count)] = {"steps/s": rate, "step ms": step * 1e3, "reset ms": reset * 1e3}
         rows.append([count, f"{rate:,.0f}", f"{step * 1e3:.2f}", f"{reset * 1e3:.1f}"])
     title = f"{options.task}, Warp renderer on {device.type}, random actions"
-    table(title, ["environments", "agent steps/s", "step of all, ms", "reset of all, ms"], rows)
+    table(title, ["environments", "agent steps/s", "step of all (ms)", "reset of all (ms)"], rows)
     return found
 
 
 def stepping(envs: Any, actions: np.ndarray, device: torch.device) -> float:
-    """Seconds that so many steps of all environments take."""
+    """Seconds that the steps of all environments take."""
     synchronize(device)
     started = time.perf_counter()
     for action in actions:
@@ -502,17 +518,19 @@ def synchronize(device: torch.device) -> None:
 
 
 def training(options: Options, device: torch.device) -> dict[str, Any]:
-    """A short run of the trainer: steps/s, collection's share, set-up, memory."""
+    """A short training run: steps/s, share of collection, set-up time, memory."""
     from sgqn.config import preset
     from sgqn.run import METRICS, read_lines
     from sgqn.training import COLLECTION, Trainer
 
     config = preset("tiny" if options.tiny else "paper", options.task)
+    if options.tiny:
+        config = replace(config, warmup_steps=8, image_size=24)
     config = replace(
         config,
-        steps=config.warmup_steps + (200 if options.tiny else options.training_steps),
+        steps=config.warmup_steps + (24 if options.tiny else options.training_steps),
         device=device.type,
-        log_every=40 if options.tiny else 500,
+        log_every=4 if options.tiny else 500,
         evaluate_every=0,
         images_every=0,
         checkpoint_every=10**9,
@@ -527,7 +545,7 @@ def training(options: Options, device: torch.device) -> dict[str, Any]:
         first_updates = noting(trainer.learning, started)
         trainer.run()
         lines = list(read_lines(Path(folder) / METRICS))
-    steady = [line for line in lines if line["step"] >= 2 * config.warmup_steps]  # the warm-up's updates are made
+    steady = [line for line in lines if line["step"] >= 2 * config.warmup_steps]  # after the updates of the warm-up
     steps, seconds = (steady[-1][key] - steady[0][key] for key in ("step", "seconds"))
     shares = [line[COLLECTION] for line in steady if COLLECTION in line]
     full = Replay(500_000, config.num_envs, action_shape=(trainer.spec.action_dim,), device="meta").nbytes
@@ -535,24 +553,24 @@ def training(options: Options, device: torch.device) -> dict[str, Any]:
         "path": trainer.path.describe(),
         "updates captured": "yes" if trainer.learning._recorder.working else "no",
         "agent steps/s": steps / seconds,
-        "over so many steps": steps,
-        "collection's share": statistics.mean(shares) if shares else math.nan,
-        "set-up: construction, s": built,
-        "set-up: until updates are captured, s": first_updates[0] if first_updates else math.nan,
-        "replay of 500,000 transitions, GB": full / 1e9,
-        "replay of this run, GB": trainer.replay.nbytes / 1e9,
+        "measured steps": steps,
+        "share of collection": statistics.mean(shares) if shares else math.nan,
+        "set-up: construction (s)": built,
+        "set-up: until updates are captured (s)": first_updates[0] if first_updates else math.nan,
+        "replay buffer of 500,000 transitions (GB)": full / 1e9,
+        "replay buffer of this run (GB)": trainer.replay.nbytes / 1e9,
     }
     if device.type == "cuda":
         free, whole = torch.cuda.mem_get_info()
-        found["memory by PyTorch at most, GB"] = torch.cuda.max_memory_allocated() / 1e9
-        found["memory in use on the device, GB"] = (whole - free) / 1e9
+        found["peak memory of PyTorch (GB)"] = torch.cuda.max_memory_allocated() / 1e9
+        found["memory in use on the device (GB)"] = (whole - free) / 1e9
     rows = [[name, value if isinstance(value, str) else f"{value:,.3g}"] for name, value in found.items()]
-    table(f"Training sgqn on {options.task}, {config.num_envs} environments", ["what", "value"], rows)
+    table(f"Training sgqn on {options.task}, {config.num_envs} environments", ["quantity", "value"], rows)
     return found
 
 
-def noting(learning: Updates[Phase], started: float) -> list[float]:
-    """Seconds after which the updates are captured; where they are not, after which they first ran."""
+def noting(learning: Updates[Phase, Batch], started: float) -> list[float]:
+    """Seconds until the updates are captured, or until they first run where they are not captured."""
     times: list[float] = []
 
     def after(method: Callable[..., Any]) -> Callable[..., Any]:

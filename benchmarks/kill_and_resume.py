@@ -1,9 +1,10 @@
-"""Kills a training run with SIGKILL at random moments, resumes it each time, and compares it with one left alone.
+"""Kill a training run with SIGKILL at random times, resume it each time, and compare it with an uninterrupted run.
 
     python benchmarks/kill_and_resume.py --kills 20
+    python benchmarks/kill_and_resume.py --tiny            # one kill of a short run
 
-Every run must resume, no file may be corrupt, and at the end weights, metrics and evaluations must be the same to the
-last bit as those of the run that was never killed.
+Every run must resume, no file may be corrupt, and the final weights, metrics and evaluations must be bitwise equal to
+those of the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,13 +37,18 @@ SMALL = [
 
 @dataclass
 class Options:
-    """How often to kill."""
+    """What to run."""
 
     kills: int = 20
+    """Number of kills."""
     steps: int = 600
+    """Agent steps of the run."""
     agent: str = "sgqn"
+    """Agent to train."""
     seed: int = 0
-    """Of the moments of the kills."""
+    """Seed of the kill times."""
+    tiny: bool = False
+    """Kill one short run once, to check that the script works."""
 
 
 def start(arguments: list[str]) -> subprocess.Popen[bytes]:
@@ -51,7 +57,7 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 
 def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict], list[dict]]:
-    """Final weights, metrics and evaluations, without times."""
+    """Final weights, metrics and evaluations, without timings."""
     metrics = [
         {name: value for name, value in line.items() if name not in ("seconds", "steps_per_second", COLLECTION)}
         for line in run.read_lines(folder / run.METRICS)
@@ -61,16 +67,18 @@ def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict], list[dic
 
 
 def main(options: Options) -> int:
-    """Returns 0 if every kill was survived without a difference."""
+    """Return 0 if the result is the same after every kill."""
+    if options.tiny:
+        options = replace(options, kills=1, steps=60)
     console = Console()
     moments = random.Random(options.seed)
     shape = [*SMALL, "--agent", options.agent, "--steps", str(options.steps)]
     with tempfile.TemporaryDirectory() as folder, Progress(console=console) as progress:
-        task = progress.add_task("the run left alone", total=options.kills + 1)
+        task = progress.add_task("uninterrupted run", total=options.kills + 1)
         whole, killed = Path(folder) / "whole", Path(folder) / "killed"
         began = time.monotonic()
         if start([*shape, "--out", str(whole)]).wait() != 0:
-            console.print("the run left alone failed")
+            console.print("the uninterrupted run failed")
             return 1
         length = time.monotonic() - began
         where = killed / "cartpole-swingup" / options.agent / "0"
@@ -81,7 +89,7 @@ def main(options: Options) -> int:
             process = start(["--resume", str(where), "--quiet"] if has_begun else [*shape, "--out", str(killed)])
             began = time.monotonic()
             try:
-                # Moments spread over a whole run, its start-up included.
+                # Kill times cover the whole run, including its start-up.
                 code = process.wait(timeout=moments.uniform(0.3, 0.7 * length) if kills < options.kills else None)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
@@ -98,11 +106,11 @@ def main(options: Options) -> int:
             length = min(length, time.monotonic() - began) if not has_begun else length
             if kills >= options.kills:
                 break
-            # It finished before the next kill: begin another run to be killed.
+            # The run finished before the next kill: start another one.
             killed = Path(folder) / f"killed{resumed}"
             where_done, where = where, killed / "cartpole-swingup" / options.agent / "0"
             if not same(outcome(where_done), outcome(whole / "cartpole-swingup" / options.agent / "0")):
-                console.print("a resumed run differs from the one left alone")
+                console.print("a resumed run differs from the uninterrupted run")
                 return 1
         equal = same(outcome(where), outcome(whole / "cartpole-swingup" / options.agent / "0"))
     console.print(f"{kills} kills, {resumed} runs finished, {corrupt} corrupt checkpoints, same result: {equal}")

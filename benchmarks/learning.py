@@ -1,12 +1,13 @@
-"""Does an agent learn, and look at the right thing? A visual task that takes a CPU a minute or two.
+"""Check that an agent learns and looks at the right pixels, on a visual task that takes a minute or two on a CPU.
 
     python benchmarks/learning.py --agent sgqn --out docs/learning
+    python benchmarks/learning.py --tiny                   # check that the script works, in seconds
 
-A picture shows a bright square on a cluttered background, somewhere from left to right. The action is a number in
-[-1, 1]; the reward is 1 - |action - position|. Every episode is one step. Agent, replay and augmentation are those of
-real training. Printed and drawn against the number of updates: the return of the deterministic policy on the training
-backgrounds and on backgrounds never seen, beside that of random actions, and the share of the attribution mask that
-lies on the square, beside the square's share of the picture.
+Images show a bright square on a cluttered background. The action is a number in [-1, 1] and the reward is
+1 - |action - position|, where position is the horizontal position of the square. Every episode is one step. Agent,
+replay and augmentation are those of real training. The curves show, against the number of updates, the return of the
+deterministic policy on the training background and on unseen backgrounds (compared with random actions), and the share
+of the attribution mask on the square (compared with the square's share of the image).
 """
 
 from __future__ import annotations
@@ -38,24 +39,29 @@ class Options:
     """What to train."""
 
     agent: str = "sgqn"
+    """Agent to train."""
     updates: int = 1500
+    """Number of updates."""
     seed: int = 0
+    """Random seed."""
     every: int = 150
     """Updates between two points of the curve."""
     out: Path | None = None
-    """Write <agent>.csv and learning_curve.png here."""
+    """Write <agent>.csv and learning_curve.png to this folder."""
+    tiny: bool = False
+    """Train for a few updates only, to check that the script works."""
 
 
 class Squares:
-    """The task. Observations are uint8 (n, 9, SIZE, SIZE): three times the same frame."""
+    """The task. Observations are uint8 (n, 9, SIZE, SIZE): the same frame three times."""
 
     def __init__(self, num_backgrounds: int, seed: int):
-        pictures = generated_pictures(num_backgrounds, SIZE, seed)
-        self.backgrounds = (pictures // 3).permute(0, 3, 1, 2)  # dim, so that the square stands out
+        images = generated_pictures(num_backgrounds, SIZE, seed)
+        self.backgrounds = (images // 3).permute(0, 3, 1, 2)  # dimmed, so that the square stands out
         self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Observations, the positions that are the right actions (count,), and masks of the squares."""
+        """Observations, positions of the squares, which are the best actions (count,), and masks of the squares."""
         position = torch.rand(count, generator=self.generator) * 2 - 1
         height = torch.randint(SIZE - SIDE, (count,), generator=self.generator)
         left = ((position + 1) / 2 * (SIZE - SIDE)).round().long()
@@ -75,7 +81,9 @@ def reward_of(action: Tensor, position: Tensor) -> Tensor:
 
 
 def train(options: Options) -> list[Row]:
-    """Train and measure; returns the curve."""
+    """Train an agent and return its curve."""
+    if options.tiny:
+        options = replace(options, updates=4, every=2)
     settings = replace(preset("tiny", "walker-walk").settings, batch_size=32)
     bank = PictureBank(256, SIZE, options.seed, paths=[])
     augmentation = make_augmentation("overlay", bank)
@@ -87,7 +95,7 @@ def train(options: Options) -> list[Row]:
     replay.start(obs)
     over, never = np.ones(envs, dtype=bool), np.zeros(envs, dtype=bool)
     curve = [measure(agent, 0, seen, unseen)]
-    for update in track(range(1, options.updates + 1), description=f"{options.agent} learns"):
+    for update in track(range(1, options.updates + 1), description=f"training {options.agent}"):
         if update <= 20:
             action = torch.rand(envs, 1, generator=sampler) * 2 - 1
         else:
@@ -116,9 +124,9 @@ def measure(agent: Agent, update: int, seen: Squares, unseen: Squares) -> Row:
 
 
 def share_on_square(agent: SGQN, obs: Tensor, mask: Tensor) -> float:
-    """Which share of the attribution mask of (s, pi(s)) lies on the square."""
+    """Share of the attribution mask of (s, pi(s)) that lies on the square."""
     nothing = torch.zeros(len(obs))
-    salient = agent.attribution_mask(Batch(obs, agent.act(obs), nothing, nothing, obs))[:, -1].float()
+    salient = agent.saliency(Batch(obs, agent.act(obs), nothing, nothing, obs))[:, -1].float()
     return float((salient * mask).sum() / salient.sum().clamp_min(1))
 
 
@@ -137,7 +145,7 @@ def main(options: Options) -> list[Row]:
 
 
 def plot(folder: Path) -> None:
-    """Draw every curve of the folder; matplotlib only if it is there."""
+    """Plot all curves in the folder. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -153,7 +161,7 @@ def plot(folder: Path) -> None:
         if "on_square_train" in rows[0]:
             right.plot(updates, [row["on_square_unseen"] for row in rows], label=f"{path.stem}, unseen backgrounds")
     left.axhline(np.mean([row["return_random"] for row in rows]), color="grey", label="random actions")
-    right.axhline(np.mean([row["square"] for row in rows]), color="grey", label="the square's share of the picture")
+    right.axhline(np.mean([row["square"] for row in rows]), color="grey", label="share of the square in the image")
     for axes, title in ((left, "return"), (right, "share of the mask on the square")):
         axes.set(xlabel="updates", title=title, ylim=(0, 1.02))
         axes.legend(fontsize=7)

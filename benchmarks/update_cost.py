@@ -1,12 +1,12 @@
-"""Time of one SGQN update beside a plain reading of the authors' update, and where ours goes.
+"""Compare the time of one SGQN update with a direct implementation of the authors' update, and show where it goes.
 
     python benchmarks/update_cost.py                    # the paper's sizes on the CPU, some minutes
-    python benchmarks/update_cost.py --tiny             # seconds
+    python benchmarks/update_cost.py --tiny             # check that the script works, in seconds
 
-The schedule is a cycle of two updates: one with the steps of actor, targets and auxiliary task, one without. The plain
-reading computes the same (checked first): attribution by passes of its own before and after every critic step,
-actor and critic each with a forward pass, ordinary tensors. It is measured a second time without the attributions
-after a critic step that no auxiliary step uses. All are measured alternately in one run; medians.
+The schedule is a cycle of two updates: one with the actor, target and auxiliary steps, one without. The reference
+computes the same losses (checked first), with separate passes for the attribution before and after every critic step,
+separate forward passes for actor and critic, and ordinary tensors. It is measured a second time without attributions
+that no auxiliary step uses. All variants are measured alternately in one process; medians are reported.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import sgqn.agents.sgqn
-from sgqn.agents import AgentSettings, Phase, Spec, build_agent
-from sgqn.agents.sgqn import SGQN
+from sgqn.agents import Phase, Spec, build_agent
+from sgqn.agents.sgqn import SGQN, SGQNSettings
 from sgqn.augmentations import overlay, random_shift
-from sgqn.networks import hard_copy
+from sgqn.config import preset
 from sgqn.replay import Batch
 
 CYCLE = (Phase(True, True, True), Phase(False, False, False))
 ACTIONS = 6
+TASK = "walker-walk"
 
 
 @dataclass
@@ -48,28 +49,35 @@ class Options:
     """What to measure."""
 
     batch_size: int = 128
+    """Batch size."""
     cycles: int = 7
     """Measured cycles of two updates."""
     threads: int = 2
+    """CPU threads."""
     tiny: bool = False
-    """A small network and batch: a quick look at whether the script works, not a measurement."""
+    """Use a small network and batch and one cycle, to check that the script works."""
     json: bool = False
     """Print JSON instead of tables."""
 
 
 def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
-    settings = AgentSettings(batch_size=options.batch_size)
-    spec = Spec(ACTIONS)
+    settings, spec = replace(preset("paper", TASK).settings, batch_size=options.batch_size), Spec(ACTIONS)
     if options.tiny:
-        settings = replace(settings, batch_size=8, encoder_layers=4, encoder_filters=8, hidden_dim=64)
-        spec = Spec(ACTIONS, image_size=48, render_size=48)
-    check_same_losses(spec, replace(settings, batch_size=8))
+        torch.set_num_threads(1)
+        options = replace(options, cycles=1, threads=1)
+        settings = replace(preset("tiny", TASK).settings, batch_size=4)
+        spec = Spec(ACTIONS, image_size=24, render_size=24)
+    check_same_losses(spec, replace(settings, batch_size=min(8, settings.batch_size)))
 
     batch = make_batch(spec, settings.batch_size)
     ours = make_agent(spec, settings)
-    plain, frugal = PlainReading(ours), PlainReading(ours, attribute_always=False)
-    updates = {"ours": ours.update, "plain reading": plain.update, "plain, no unused attribution": frugal.update}
+    reference, frugal = Reference(ours), Reference(ours, attribute_always=False)
+    updates = {
+        "sgqn": ours.update,
+        "reference": reference.update,
+        "reference, no unused attribution": frugal.update,
+    }
     seconds: dict[str, list[float]] = defaultdict(list)
     for update in updates.values():
         run_cycle(update, batch)
@@ -80,17 +88,17 @@ def main(options: Options) -> None:
     show(options, settings, {name: statistics.median(values) for name, values in seconds.items()}, shares)
 
 
-def show(options: Options, settings: AgentSettings, seconds: dict[str, float], shares: dict[str, float]) -> None:
-    ratios = {name: seconds["ours"] / value for name, value in seconds.items()}
+def show(options: Options, settings: SGQNSettings, seconds: dict[str, float], shares: dict[str, float]) -> None:
+    ratios = {name: seconds["sgqn"] / value for name, value in seconds.items()}
     if options.json:
-        print(json.dumps({"seconds": seconds, "ours / it": ratios, "shares of ours": shares}, indent=1))
+        print(json.dumps({"seconds": seconds, "ratio": ratios, "shares": shares}, indent=1))
         return
     table = Table(title=f"one SGQN update, batch {settings.batch_size}, {options.threads} CPU threads")
-    for column in ("what", "ms", "ours / it"):
-        table.add_column(column, justify="left" if column == "what" else "right")
+    for column in ("update", "ms", "time of sgqn / this"):
+        table.add_column(column, justify="left" if column == "update" else "right")
     for name, value in seconds.items():
         table.add_row(name, f"{value * 1e3:.0f}", f"{ratios[name]:.0%}")
-    where = Table(title="where ours goes")
+    where = Table(title="where the time of sgqn goes")
     where.add_column("part")
     where.add_column("share", justify="right")
     for name, share in sorted(shares.items(), key=lambda item: -item[1]):
@@ -98,19 +106,18 @@ def show(options: Options, settings: AgentSettings, seconds: dict[str, float], s
     console = Console(width=100)
     console.print(table)
     console.print(where)
-    console.print(f"ours takes {ratios['plain reading']:.0%} of the plain reading")
 
 
-def make_agent(spec: Spec, settings: AgentSettings) -> SGQN:
-    pictures = torch.randint(256, (256, 3, spec.image_size, spec.image_size), dtype=torch.uint8)
-    agent = build_agent("sgqn", spec, settings, partial(overlay, pictures=pictures))
+def make_agent(spec: Spec, settings: SGQNSettings) -> SGQN:
+    images = torch.randint(256, (256, 3, spec.image_size, spec.image_size), dtype=torch.uint8)
+    agent = build_agent("sgqn", spec, settings, partial(overlay, pictures=images))
     assert isinstance(agent, SGQN)
-    with torch.no_grad():  # away from the sparse initialisation, as after some training
+    with torch.no_grad():  # move away from the sparse initialization, as training does
         generator = torch.Generator().manual_seed(1)
         for parameter in agent.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
     learner: Any = agent.learner
-    hard_copy(learner.target, learner.critic)
+    learner.target.load_state_dict(learner.critic.state_dict())
     return agent
 
 
@@ -129,25 +136,25 @@ def run_cycle(update: Callable[[Batch, Phase], object], batch: Batch) -> float:
     return time.perf_counter() - start
 
 
-def check_same_losses(spec: Spec, settings: AgentSettings) -> None:
-    """Both compute the same: a cycle with the same weights, batch and random numbers gives the same losses.
+def check_same_losses(spec: Spec, settings: SGQNSettings) -> None:
+    """Check that both compute the same losses in one cycle with the same weights, batch and random numbers.
 
-    In double precision: Adam's first steps follow the sign of a gradient, however small.
+    In double precision, because the first steps of Adam depend on the sign of even the smallest gradients.
     """
     ours = make_agent(spec, settings).double()
-    plain = PlainReading(ours)
+    reference = Reference(ours)
     batch = make_batch(spec, settings.batch_size)
     for phase in CYCLE:
-        left, right = ours.update(batch, phase), plain.update(batch, phase)
+        left, right = ours.update(batch, phase), reference.update(batch, phase)
         for name, value in right.items():
             torch.testing.assert_close(left[name], value, rtol=1e-4, atol=1e-6, msg=f"{name}: {left[name]}, {value}")
 
 
-# ---- where our time goes
+# ---- where the time goes
 
 
 def parts(agent: SGQN, batch: Batch, cycles: int) -> dict[str, float]:
-    """Share of each part. Time belongs to the outermost part that it is spent in; the optimiser is always its own."""
+    """Share of each part. Time counts for the outermost part that it is spent in, except for optimizer steps."""
     spent: dict[str, float] = defaultdict(float)
     stack, since = ["other"], time.perf_counter()
 
@@ -160,7 +167,7 @@ def parts(agent: SGQN, batch: Batch, cycles: int) -> dict[str, float]:
     @contextmanager
     def part(name: str) -> Iterator[None]:
         switch()
-        stack.append(name if stack[-1] == "other" or name == "optimiser" else stack[-1])
+        stack.append(name if stack[-1] == "other" or name == "optimizer" else stack[-1])
         yield
         switch()
         stack.pop()
@@ -176,19 +183,19 @@ def parts(agent: SGQN, batch: Batch, cycles: int) -> dict[str, float]:
     places: list[tuple[Any, str, str]] = [
         (learner, "prepare", "views"),
         (learner, "td_target", "TD target"),
-        (agent, "traced_features", "forward on obs"),
-        (agent, "traced_values", "forward on obs"),
-        (agent, "attribute", "attribution"),
-        (agent, "mask", "mask"),
+        (agent.saliency, "trace", "forward on obs"),
+        (agent.saliency, "values", "forward on obs"),
+        (agent.saliency, "attribution", "attribution"),
+        (agent.saliency, "mask", "mask"),
         (sgqn.agents.sgqn, "fill", "mask"),
         (agent, "fill_value", "mask"),
         (learner, "encode", "forward on masked obs"),
         (learner, "values", "forward on masked obs"),
-        (torch.Tensor, "backward", "backward of the critic's losses"),
+        (torch.autograd, "backward", "backward of the critic losses"),
         (learner, "actor_step", "actor step"),
         (agent, "auxiliary_step", "auxiliary step"),
         (learner, "target_step", "targets"),
-        *((optimizer, "step", "optimiser") for optimizer in agent.optimizers.values()),
+        *((optimizer, "step", "optimizer") for optimizer in agent.optimizers.values()),
     ]
     with ExitStack() as patches:
         for owner, method, name in places:
@@ -200,11 +207,11 @@ def parts(agent: SGQN, batch: Batch, cycles: int) -> dict[str, float]:
     return {name: value / sum(spent.values()) for name, value in spent.items()}
 
 
-# ---- the authors' update, read plainly
+# ---- the authors' update
 
 
-class PlainReading:
-    """SG-SAC with the weights of one of our agents: ordinary modules, one pass for each thing that is computed."""
+class Reference:
+    """A direct implementation of SG-SAC with the weights of an agent: plain modules, one pass per computed quantity."""
 
     def __init__(self, agent: SGQN, attribute_always: bool = True):
         learner: Any = agent.learner
@@ -315,7 +322,7 @@ class PlainReading:
         return torch.tanh(sample), log_pi.sum(1)
 
     def attribution(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Guided backpropagation of the first critic, with hooks on the ReLUs and passes of its own."""
+        """Guided backpropagation of the first critic, with hooks on the ReLUs and a separate forward pass."""
         relus = [layer for net in (self.cnn, self.q1) for layer in net if isinstance(layer, nn.ReLU)]
         hooks = [relu.register_full_backward_hook(positive_part) for relu in relus]
         obs = obs.detach().requires_grad_()

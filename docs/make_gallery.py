@@ -1,10 +1,15 @@
-"""Draws the galleries of the documentation: `python docs/make_gallery.py` writes docs/images/*.png.
+"""Draw the galleries of the documentation: gallery.png and renderers.png in docs/images.
 
-With the benchmark's data in the data directory the backgrounds are its own, else generated ones.
+    python docs/make_gallery.py
+    python docs/make_gallery.py --tiny --out FOLDER     # one task only, which takes seconds
+
+Backgrounds come from the data directory, or are generated if it has none.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,62 +18,75 @@ from rich.progress import track
 
 import sgqn
 from sgqn.envs import PAPER_TASKS, SHIFTS
+from sgqn.envs.suite import gl_error
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).resolve().parent / "images"
 SCALE = 2
 SIDE = 84 * SCALE
 MARGIN = 150
 HEADER = 30
+STEPS = 12
 
 
 def frame(task: str, shift: str, renderer: str, masks: bool = False) -> np.ndarray:
-    """The newest frame after some steps of a fixed episode, enlarged; or its ground-truth mask."""
+    """The latest frame after some steps of a fixed episode, enlarged. With `masks`, other pixels are darkened."""
     env = sgqn.make(task, shift=shift, renderer=renderer, masks=masks, seed=0)
     random = np.random.RandomState(1)
     env.reset(seed=0, options={"episode": 2})
-    for _ in range(12):
+    for _ in range(STEPS):
         obs, _, _, _, info = env.step(random.uniform(-1, 1, env.action_space.shape))
     env.close()
-    picture = obs[-3:].transpose(1, 2, 0)
+    image = obs[-3:].transpose(1, 2, 0)
     if masks:
-        picture = np.where(info["mask"][-1][..., None], picture, picture // 5)
-    return picture.repeat(SCALE, 0).repeat(SCALE, 1)
+        image = np.where(info["mask"][-1][..., None], image, image // 5)
+    return image.repeat(SCALE, 0).repeat(SCALE, 1)
 
 
-def sheet(rows: list[tuple[str, list[np.ndarray]]], columns: list[str]) -> Image.Image:
-    """Pictures in rows and columns, with their names."""
+def sheet(rows: Sequence[tuple[str, Sequence[np.ndarray]]], columns: Sequence[str]) -> Image.Image:
+    """Images in labelled rows and columns."""
     font = ImageFont.load_default(size=15)
     gap = 4
     width = MARGIN + len(columns) * (SIDE + gap)
-    image = Image.new("RGB", (width, HEADER + len(rows) * (SIDE + gap)), "white")
-    draw = ImageDraw.Draw(image)
+    result = Image.new("RGB", (width, HEADER + len(rows) * (SIDE + gap)), "white")
+    draw = ImageDraw.Draw(result)
     for x, name in enumerate(columns):
         draw.text((MARGIN + x * (SIDE + gap) + SIDE / 2, HEADER / 2), name, "black", font, anchor="mm")
-    for y, (name, pictures) in enumerate(rows):
+    for y, (name, images) in enumerate(rows):
         top = HEADER + y * (SIDE + gap)
         draw.text((MARGIN - 8, top + SIDE / 2), name, "black", font, anchor="rm", align="right")
-        for x, picture in enumerate(pictures):
-            image.paste(Image.fromarray(picture), (MARGIN + x * (SIDE + gap), top))
-    return image
+        for x, image in enumerate(images):
+            result.paste(Image.fromarray(image), (MARGIN + x * (SIDE + gap), top))
+    return result
 
 
-def main() -> None:
-    IMAGES.mkdir(exist_ok=True)
+def gallery(tasks: Sequence[str], shifts: Sequence[str]) -> Image.Image:
+    """Every task under every shift, with both renderers."""
+    cases = [(task, renderer) for task in tasks for renderer in ("gl", "warp")]
     rows = []
-    cases = [(task, renderer) for task in PAPER_TASKS for renderer in ("gl", "warp")]
     for task, renderer in track(cases, description="shifts"):
-        rows.append((f"{task}\n{renderer}", [frame(task, shift, renderer) for shift in SHIFTS]))
-    sheet(rows, list(SHIFTS)).quantize(192).save(IMAGES / "gallery.png", optimize=True)
+        rows.append((f"{task}\n{renderer}", [frame(task, shift, renderer) for shift in shifts]))
+    return sheet(rows, shifts)
 
+
+def renderers(tasks: Sequence[str]) -> Image.Image:
+    """Both renderers side by side, their difference and the ground-truth masks."""
     rows = []
-    for task in track(PAPER_TASKS, description="renderers"):
+    for task in track(tasks, description="renderers"):
         gl, warp = (frame(task, "train", renderer) for renderer in ("gl", "warp"))
         difference = np.clip(np.abs(gl.astype(int) - warp) * 4, 0, 255).astype(np.uint8)
         masks = [frame(task, "train", renderer, masks=True) for renderer in ("gl", "warp")]
         rows.append((task, [gl, warp, difference, *masks]))
-    names = ["gl", "warp", "difference x 4", "mask, gl", "mask, warp"]
-    sheet(rows, names).quantize(192).save(IMAGES / "renderers.png", optimize=True)
+    return sheet(rows, ["gl", "warp", "difference x 4", "mask, gl", "mask, warp"])
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="draw one task only, to check that the script works")
+    parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the images (default: docs/images)")
+    options = parser.parse_args()
+    if gl_error() is not None:
+        parser.exit(0 if options.tiny else 2, f"skipped: the galleries need OpenGL ({gl_error()})\n")
+    tasks, shifts = (("cartpole-swingup",), ("train",)) if options.tiny else (PAPER_TASKS, SHIFTS)
+    options.out.mkdir(parents=True, exist_ok=True)
+    gallery(tasks, shifts).quantize(192).save(options.out / "gallery.png", optimize=True)
+    renderers(tasks).quantize(192).save(options.out / "renderers.png", optimize=True)

@@ -1,86 +1,55 @@
-"""Makes the tables of docs/performance.md, and its picture, from what docs/performance keeps.
+"""Update the tables of docs/performance.md from the benchmark outputs in docs/performance.
 
-    python docs/make_performance.py                    # the tables; prints what the text says of the runs
-    python docs/make_performance.py --picture          # docs/images/learning_gpu.png too: needs matplotlib
-    python docs/make_performance.py seed0=runs/walker-walk/sgqn/0/metrics.jsonl     # first takes a run's returns over,
-    python docs/make_performance.py kernels=gpu.json   # or the kernels of `benchmarks/gpu.py --json gpu.json`
+    python benchmarks/gpu.py --sections training updates parts roofline --windows 2 --json gpu.json > gpu.txt
+    python benchmarks/gpu_equality.py > equality.txt
+    python docs/make_performance.py --gpu gpu.txt gpu.json --equality equality.txt     # keep new outputs
+    python docs/make_performance.py                                                    # update the tables only
 
-`gpu.md` and `equality.md` are what benchmarks/gpu.py and benchmarks/gpu_equality.py printed, `kernels.json` is what the
-former wrote of the kernels, of which it prints the largest alone. Runs are CSV files: `seed0` (500,000
-steps), `lagging0` and `lagging1` (the same with targets that lagged, seeds 0 and 1), `sky` (stopped; with the stars of
-the sky as sharp as its texture), `cudnn`, `resumed` and `killed` (the same run before it was killed).
+`gpu.md` and `equality.md` are what the benchmarks printed. `kernels.json` has all kernels, of which gpu.py prints the
+largest.
 """
 
 from __future__ import annotations
 
-import csv
+import argparse
 import json
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-DOCS = Path(__file__).parent
-DATA, PAGE = DOCS / "performance", DOCS / "performance.md"
+DOCS = Path(__file__).resolve().parent
+DATA, PAGE = DOCS / "performance", "performance.md"
 BEGIN, END = "<!-- {}: made by docs/make_performance.py -->", "<!-- end -->"
 
-COLUMNS = ("step", "return", "seconds", "loss_mask")
-CURVES = {
-    "seed0": ("kernels, seed 0", "C0", "-"),
-    "lagging1": ("lagging targets, seed 1", "0.45", "-"),
-    "lagging0": ("lagging targets, seed 0", "0.7", "-"),
-    "sky": ("sharper sky", "C4", "-"),
-    "cudnn": ("cudnn", "C1", "-"),
-    "resumed": ("killed and resumed", "C2", "-"),
-    "killed": ("the same before the kill", "C2", ":"),
-}
-LONG = {
-    "seed0": "seed 0",
-    "lagging1": "seed 1, with [lagging targets](#a-fault-that-it-found)",
-    "lagging0": "seed 0, with lagging targets",
-}
-SHORT = {
-    "seed0": "`kernels`",
-    "cudnn": "`cudnn`",
-    "resumed": "`kernels`, killed and resumed",
-    "killed": "the same before the kill",
-    "lagging1": "`kernels`, lagging, seed 1",
-    "lagging0": "`kernels`, lagging, seed 0",
-}
-MARKS = (48_000, 96_000, 100_000, 200_000, 300_000, 500_000)
-FIRST_MARKS = (4_000, 8_000, 12_000, 16_000, 20_000)
-ALONE = "lagging0"
-"""The run that had the GPU for itself: its seconds are a measure of speed."""
+GPU = "python benchmarks/gpu.py --sections training updates parts roofline --windows 2"
+EQUALITY = "python benchmarks/gpu_equality.py"
 
 KERNELS = {
     "encoder: forward": r"encoder_forward",
     "encoder: gradient through the layers": r"encoder_backward",
-    "encoder: gradient of the weights, layouts": r"encoder_(first_)?weights|encoder_(un)?pack",
-    "encoder: gradient of the pictures, first layer": r"encoder_pixels",
-    "heads and decoder: cuBLAS's products": r"nvjet_.*|void cublasLt::.*",
-    "heads: what is between the products, losses of values": (
+    "encoder: gradient of the weights, layout conversion": r"encoder_(first_)?weights|encoder_(un)?pack",
+    "encoder: gradient of the images, first layer": r"encoder_pixels",
+    "heads and decoder: matrix products (cuBLAS)": r"nvjet_.*|void cublasLt::.*",
+    "heads: other kernels, value losses": (
         r"(value|norm_tanh|gaussian)_(forward|backward)|relu_backward|join|squared_errors|soft_target"
     ),
-    "decoder: cuDNN's convolutions": r".*_cudnn\b.*",
-    "decoder: what is between them": r"(upsample|logits)_.*|gate_sums|bias_relu|decoder_.*",
-    "masks: quantile, filling, statistics, loss": r"quantile|fill_unmasked|byte_range|share_of_ones|agreement|bce_.*",
-    "Adam, copies of weights in bf16": r"adam|convert",
+    "decoder: convolutions (cuDNN)": r".*_cudnn\b.*",
+    "decoder: other kernels": r"(upsample|logits)_.*|gate_sums|bias_relu|decoder_.*",
+    "masks: quantile, fill, statistics, loss": r"quantile|fill_unmasked|byte_range|share_of_ones|agreement|bce_.*",
+    "Adam, bf16 copies of weights": r"adam|convert",
     "batches: sampling, shifts, overlay": r"window|blend|void at::native::vectorized_gather_kernel.*",
-    "PyTorch's small kernels: copies, sums, target networks, random numbers": (
+    "small PyTorch kernels: copies, sums, target networks, random numbers": (
         r"void (at::native|\(anonymous namespace\))::.*|Memset.*|memcpy.*"
     ),
 }
-"""Groups of kernels: each kernel belongs to the first whose pattern is its whole name. On the path `kernels` the
-encoder has kernels of its own, so `gate_sums` and `bias_relu` are the decoder's; `relu_backward` is the heads' but for
-one launch in each auxiliary step. What no pattern knows is shown as a row of its own."""
+"""Groups of kernels. A kernel belongs to the first group whose pattern matches its whole name, or else to "others".
+On the path `kernels` the encoder has its own kernels, so `gate_sums` and `bias_relu` belong to the decoder."""
 NAME_LENGTH = 160
-"""What is kept of a kernel's name; template arguments go on for pages."""
+"""Kernel names are truncated, because template arguments can be very long."""
 
 PATHS = ("autocast", "captured", "cudnn", "kernels")
-DRIFTS = ("autocast", "captured", "kernels, eager", "cudnn", "kernels")
+DRIFTS = ("captured", "kernels, eager", "cudnn", "kernels")
 ENCODER_PATHS = {
     "captured fp32": "captured, fp32",
     "captured bf16": "captured, bf16",
@@ -89,15 +58,15 @@ ENCODER_PATHS = {
 }
 NETWORKS = {
     **{name: name for name in ("encoder", "projection", "heads", "actor", "decoder")},
-    "projector": "SODA's projector",
-    "predictor": "SODA's predictor",
+    "projector": "SODA projector",
+    "predictor": "SODA predictor",
 }
 NOISE = "consistency"
-"""The loss that is nothing but rounding at the state where losses are compared."""
+"""This loss is mere rounding error in the compared state."""
 
 Row = dict[str, str]
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- benchmark outputs
 
 
 class Kernel(NamedTuple):
@@ -106,37 +75,17 @@ class Kernel(NamedTuple):
     launches: float
 
 
-def take_over(name: str, source: Path) -> None:
-    """Keep what a page's part is made of in docs/performance: of a run's metrics, or of benchmarks/gpu.py --json."""
-    DATA.mkdir(exist_ok=True)
-    if name == "kernels":
-        found = json.loads(source.read_text())["parts"]["kernels"]
-        lines = [json.dumps([k["name"][:NAME_LENGTH], round(k["us"], 2), k["launches"]]) for k in found]
-        (DATA / "kernels.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
-    else:
-        take_over_run(name, source)
+def keep(name: str, command: str, printed_by_it: Path) -> None:
+    """Copy what a benchmark printed to docs/performance."""
+    title = f"# Output of {command.split()[1]} on an NVIDIA H200"
+    (DATA / f"{name}.md").write_text(f"{title}\n\n    {command}\n\n{printed_by_it.read_text()}")
 
 
-def take_over_run(name: str, metrics: Path) -> None:
-    """Write a run's returns to docs/performance/<name>.csv, with the loss of the mask's prediction since the last."""
-    rows: list[tuple[int, str, str, str]] = []
-    losses: list[float] = []
-    for line in map(json.loads, metrics.read_text().splitlines()):
-        if "loss/mask" in line:
-            losses.append(line["loss/mask"])
-        if "episode/return" in line:
-            loss = f"{np.mean(losses):.4f}" if losses else ""
-            rows.append((line["step"], f"{line['episode/return']:.1f}", f"{line['seconds']:.1f}", loss))
-            losses = []
-    with (DATA / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
-
-
-def read(name: str) -> np.ndarray:
-    """Steps, returns, seconds, losses of the mask's prediction."""
-    return np.genfromtxt(DATA / f"{name}.csv", delimiter=",", skip_header=1).reshape(-1, len(COLUMNS)).T
+def keep_kernels(numbers: Path) -> None:
+    """Copy the kernels from the JSON file of benchmarks/gpu.py to docs/performance."""
+    found = json.loads(numbers.read_text())["parts"]["kernels"]
+    lines = [json.dumps([k["name"][:NAME_LENGTH], round(k["us"], 2), k["launches"]]) for k in found]
+    (DATA / "kernels.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def kernels() -> list[Kernel]:
@@ -144,9 +93,9 @@ def kernels() -> list[Kernel]:
 
 
 def printed(name: str, title: str) -> list[Row]:
-    """The table below the line that begins with this title in docs/performance/<name>.md, row by row.
+    """Rows of the table below the line that begins with this title in docs/performance/<name>.md.
 
-    Of two columns of one name the second has a 2 behind it.
+    If two columns have the same name, " 2" is appended to the second.
     """
     text = (DATA / f"{name}.md").read_text()
     _, below = re.split(rf"(?m)^{re.escape(title)}.*\n\n", text, maxsplit=1)
@@ -155,44 +104,51 @@ def printed(name: str, title: str) -> list[Row]:
     return [dict(zip(columns, row, strict=True)) for row in body]
 
 
+def numbers(name: str, pattern: str) -> tuple[str, ...]:
+    """Groups of the first match in docs/performance/<name>.md."""
+    found = re.search(pattern, (DATA / f"{name}.md").read_text())
+    assert found is not None, f"{name}.md does not contain {pattern!r}"
+    return found.groups()
+
+
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-# ---------------------------------------------------------------- the tables
+# ---------------------------------------------------------------- tables
 
 
 def updates() -> str:
     rows = printed("gpu", "One update, ms")
     rows.sort(key=lambda row: row["agent"] != "sgqn")
     paths = ("eager fp32", "captured bf16", "cudnn bf16", "kernels bf16")
-    head = ["agent", *(path.replace(" ", ", ") for path in paths), "authors' code", "authors' / kernels"]
+    head = ["agent", *(path.replace(" ", ", ") for path in paths), "authors' code", "speedup"]
     columns = (*paths, "authors", "times faster")
     return grid([head, *([code(row), *(row[name].replace("-", "") for name in columns)] for row in rows)])
 
 
 def training() -> str:
-    found = {row["what"]: row["value"] for row in printed("gpu", "Training sgqn")}
-    captured = "set-up: until the updates are captured, random steps included; with the fused kernels in the cache"
+    found = {row["quantity"]: row["value"] for row in printed("gpu", "Training sgqn")}
+    captured = "set-up: random steps and capture of the updates, with fused kernels in the cache"
     rows = [
         ("agent steps/s", found["agent steps/s"]),
         (
-            "share of the time between updates: environments, rendering, replay, policy",
-            percent(float(found["collection's share"]), 1),
+            "share of time not spent on updates: environments, rendering, replay buffer, policy",
+            percent(float(found["share of collection"]), 1),
         ),
-        ("set-up: until the trainer is built", f"{found['set-up: construction, s']} s"),
-        (captured, f"{found['set-up: until updates are captured, s']} s"),
-        ("replay of 500,000 transitions", f"{found['replay of 500,000 transitions, GB']} GB"),
+        ("set-up: construction of the trainer", f"{found['set-up: construction (s)']} s"),
+        (captured, f"{found['set-up: until updates are captured (s)']} s"),
+        ("replay buffer of 500,000 transitions", f"{found['replay buffer of 500,000 transitions (GB)']} GB"),
         (
-            f"memory in use on the device, with a replay of {found['replay of this run, GB']} GB",
-            f"{float(found['memory in use on the device, GB']):.1f} GB",
+            f"memory in use on the device, with a replay buffer of {found['replay buffer of this run (GB)']} GB",
+            f"{float(found['memory in use on the device (GB)']):.1f} GB",
         ),
     ]
-    return grid([("what", "value"), *rows])
+    return grid([("quantity", "value"), *rows])
 
 
 def parts() -> str:
-    """The kernels of an update, put together."""
+    """Kernels of an update by group."""
     sums: dict[str, list[Kernel]] = {group: [] for group in KERNELS}
     for kernel in kernels():
         sums.setdefault(group_of(kernel.name), []).append(kernel)
@@ -202,80 +158,79 @@ def parts() -> str:
     for group, members in sums.items():
         us, launches = sum(kernel.us for kernel in members), sum(kernel.launches for kernel in members)
         rows.append((group, f"{us:,.0f}", f"{launches:.1f}", percent(us / whole)))
-    return grid([("what", "us", "launches", "share"), *rows])
+    return grid([("kernels", "us", "launches", "share"), *rows])
 
 
 def group_of(kernel: str) -> str:
     return next((group for group, pattern in KERNELS.items() if re.fullmatch(pattern, kernel)), "others")
 
 
+def roofline() -> str:
+    """A whole update compared with the measured peak."""
+    update = r"update: (\d+) GFLOP in (.+) ms: (\d+) TFLOP/s, (\d+)% .* would take (.+) ms"
+    flop, ms, rate, share, least = numbers("gpu", update)
+    peak, bandwidth = numbers("gpu", r"8192\^3 (\d+) TFLOP/s, copy of 1 GB (\d+) GB/s")
+    rows = [
+        ("convolutions and matrix products of one update", f"{flop} GFLOP"),
+        ("time of one update", f"{ms} ms"),
+        ("rate", f"{rate} TFLOP/s"),
+        ("measured peak: bf16 product of 8192 x 8192 matrices", f"{peak} TFLOP/s"),
+        ("rate, relative to the peak", f"{share} %"),
+        ("time of one update at the peak", f"{least} ms"),
+        ("measured peak: copy of 1 GB", f"{int(bandwidth):,} GB/s"),
+    ]
+    return grid([("quantity", "value"), *rows])
+
+
 def encoder() -> str:
-    rows = {row["pass"]: row for row in printed("gpu", "The encoder, batch 128")}
+    rows = {row["pass"]: row for row in printed("gpu", "Encoder, batch 128")}
     passes = [name.removeprefix("kernels bf16: ") for name in rows if name.startswith("kernels bf16: ")]
     times = (f"{name}: ms" for name in ENCODER_PATHS.values())
-    table = [["pass", "GFLOP", "MB at least", *times, "kernels: of peak FLOP/s", "of peak bytes/s"]]
+    table = [["pass", "GFLOP", "MB (lower bound)", *times, "kernels: of peak FLOP/s", "of peak bytes/s"]]
     for name in passes:
         fused = rows[f"kernels bf16: {name}"]
         ms = (f"{float(rows[f'{path}: {name}']['ms']):.3f}" for path in ENCODER_PATHS)
         peaks = (fused[column].replace("%", " %") for column in ("of peak", "of peak 2"))
-        table.append([name, fused["GFLOP"], fused["MB at least"], *ms, *peaks])
+        table.append([name, fused["GFLOP"], fused["MB (lower bound)"], *ms, *peaks])
     return grid(table)
 
 
-def gradients() -> str:
-    """Least cosines over an agent's optimisers, but for those where bf16 itself loses the direction."""
-    lost = {row["agent, optimiser"] for row in printed("equality", "Where bf16 itself loses the direction")}
-    rows = [
+def equality() -> str:
+    """One row per agent: gradients and losses of one update on the path `kernels`, and autocast."""
+    noisy = {row["agent, optimizer"] for row in printed("equality", "Gradients that are noisy in bf16")}
+    gradients = by_agent(
         row
-        for row in printed("equality", "One update: the least cosine")
-        if f"{row['agent']}, {row['optimiser']}" not in lost
-    ]
-    table = [["agent", "tensors", *PATHS, "sizes, kernels"]]
-    for agent, found in by_agent(rows).items():
-        cosines = (min((row[path] for row in found), key=float) for path in PATHS)
-        low, high = zip(*(row["sizes, kernels"].split(" to ") for row in found), strict=True)
-        sizes = f"{min(low, key=float)} to {max(high, key=float)}"
-        table.append([agent, str(sum(int(row["tensors"]) for row in found)), *cosines, sizes])
+        for row in printed("equality", "One update: minimum cosine")
+        if f"{row['agent']}, {row['optimizer']}" not in noisy
+    )
+    losses = by_agent(row for row in printed("equality", "One update: losses") if row["loss"] != NOISE)
+    masks = by_agent(printed("equality", "Masks: IoU"))
+    paths = ("autocast", "cudnn", "kernels")
+    head = ["agent"]
+    for quantity in ("minimum cosine", "loss, difference", "mask IoU"):
+        head += [f"{quantity}: {paths[0]}", *paths[1:]]
+    table = [head]
+    for agent, found in gradients.items():
+        cosines = (min((row[path] for row in found), key=float) for path in paths)
+        apart = (max(abs(float(row[path]) / float(row["fp32"]) - 1) for row in losses[agent]) for path in paths)
+        overlap = (row[path].split()[0] for row in masks.get(agent, []) for path in paths)
+        table.append([agent, *cosines, *(percent(value, 2) for value in apart), *(list(overlap) or [""] * len(paths))])
     return grid(table)
 
 
-def soda() -> str:
-    table = [["agent", "what is lost of the cosine", *PATHS]]
-    for row in printed("equality", "Where bf16 itself loses the direction"):
-        agent = row["agent, optimiser"].removesuffix(", auxiliary")
-        for i, (name, what) in enumerate(((f"`{agent}`", "median"), ("", "upper quartile"))):
-            table.append([name, what, *(row[path].split(" / ")[i] for path in PATHS)])
+def noise() -> str:
+    """Gradients of SODA's auxiliary loss."""
+    table = [["agent", "1 - cosine", *PATHS]]
+    for row in printed("equality", "Gradients that are noisy in bf16"):
+        agent = row["agent, optimizer"].removesuffix(", auxiliary")
+        for i, (name, quantile) in enumerate(((f"`{agent}`", "median"), ("", "upper quartile"))):
+            table.append([name, quantile, *(row[path].split(" / ")[i] for path in PATHS)])
     return grid(table, left=2)
 
 
-def masks() -> str:
-    rows = printed("equality", "Masks: overlap")
-    return grid([["agent", *PATHS], *([code(row), *(row[path] for path in PATHS)] for row in rows)])
-
-
-def losses() -> str:
-    rows = [row for row in printed("equality", "One update: losses") if row["loss"] != NOISE]
-    table = [["agent", *PATHS]]
-    for agent, found in by_agent(rows).items():
-        apart = (max(abs(float(row[path]) / float(row["fp32"]) - 1) for row in found) for path in PATHS)
-        table.append([agent, *(percent(value, 2) for value in apart)])
-    return grid(table)
-
-
 def drift() -> str:
-    head, networks = ["agent"], ("encoder", "projection")
-    for network in networks:
-        head += [f"{network}: {DRIFTS[0]}", *DRIFTS[1:]]
-    table = [head]
-    for agent, found in by_agent(printed("equality", "50 updates: distance")).items():
-        rows = {row["network"]: row for row in found}
-        table.append([agent, *(rows[network][path] for network in networks for path in DRIFTS)])
-    return grid(table)
-
-
-def ratios() -> str:
-    rows = {row["network"]: row for row in printed("equality", "Drift beside autocast's")}
-    columns = ("agents", *DRIFTS[1:])
+    rows = {row["network"]: row for row in printed("equality", "Drift relative to autocast")}
+    columns = ("agents", *DRIFTS)
     return grid(
         [
             ["network", *columns],
@@ -284,20 +239,7 @@ def ratios() -> str:
     )
 
 
-def learning() -> str:
-    table = [["run", f"{MARKS[0]:,} steps", *(f"{mark:,}" for mark in MARKS[1:]), "700 passed at"]]
-    for name, title in LONG.items():
-        at, returns, *_ = read(name)
-        table.append([title, *(return_at(name, mark) for mark in MARKS), f"{at[returns >= 700][0]:,.0f}"])
-    return grid(table)
-
-
-def first_steps() -> str:
-    rows = ([f"{mark:,}", *(return_at(name, mark) for name in SHORT)] for mark in FIRST_MARKS)
-    return grid([["steps", *SHORT.values()], *rows], left=0)
-
-
-TABLES = (updates, training, parts, encoder, gradients, soda, masks, losses, drift, ratios, learning, first_steps)
+TABLES = (updates, training, parts, roofline, encoder, equality, noise, drift)
 
 
 def by_agent(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -315,19 +257,14 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{share:.{digits}%}".replace("%", " %")
 
 
-def return_at(name: str, mark: int) -> str:
-    at, returns, *_ = read(name)
-    return "".join(f"{value:.0f}" for value in returns[at == mark])
-
-
 def grid(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """The first columns to the left, the others, which are numbers, to the right."""
+    """A Markdown table whose first columns are aligned to the left and the others to the right."""
     head, *body = (f"| {' | '.join(row)} |".replace("  ", " ") for row in rows)
     return "\n".join([head, f"|{'---|' * left}{'---:|' * (len(rows[0]) - left)}", *body])
 
 
 def page(text: str) -> str:
-    """The page with its tables made anew."""
+    """The page with updated tables."""
     for table in TABLES:
         mark = BEGIN.format(table.__name__)
         before, rest = text.split(mark)
@@ -336,68 +273,15 @@ def page(text: str) -> str:
     return text
 
 
-# ---------------------------------------------------------------- the picture, and what the text says of the runs
-
-
-def draw() -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
-    left.axhline(700, color="0.8", linewidth=1)
-    for name in LONG:
-        steps, returns, *_ = read(name)
-        left.plot(steps / 1000, returns, color=CURVES[name][1], label=CURVES[name][0])
-    steps, _, seconds, _ = read(ALONE)
-    left.set(xlabel="thousand agent steps", ylabel="return of training episodes", ylim=(0, 1000))
-    left.legend(frameon=False, loc="lower right")
-    left.set_xlim(0, steps[-1] / 1000)
-    thousands, minutes = np.append(0, steps) / 1000, np.append(0, seconds) / 60
-    top = left.secondary_xaxis(
-        "top", functions=(lambda x: np.interp(x, thousands, minutes), lambda x: np.interp(x, minutes, thousands))
-    )
-    top.set_xlabel("minutes")
-    for name, (label, color, style) in CURVES.items():
-        at, returns, *_ = read(name)
-        first = at <= 20_000
-        right.plot(at[first] / 1000, returns[first], style, color=color, marker=".", label=label)
-    right.set(xlabel="thousand agent steps", ylim=(0, 1000), xticks=range(0, 21, 4))
-    right.legend(frameon=False, loc="upper left")
-    for axes in (left, right):
-        axes.spines[["right"]].set_visible(False)
-    right.spines["top"].set_visible(False)
-    figure.savefig(DOCS / "images" / "learning_gpu.png", dpi=110)
-
-
-def say() -> None:
-    for name in CURVES:
-        at, returns, _, losses = read(name)
-        passed = f"700 at {at[returns >= 700][0]:.0f}" if (returns >= 700).any() else ""
-        spans = [(low, low + 20_000) for low in (150_000, 480_000) if at[-1] > low]
-        parts = (f"mask's loss from {low:,}: {losses[(at > low) & (at <= high)].mean():.4f}" for low, high in spans)
-        print(f"{name}: {returns[-1]:.0f} at {at[-1]:.0f}", passed, *parts)
-    steps, _, seconds, _ = read(ALONE)
-    rate = (steps[-1] - steps[0]) / (seconds[-1] - seconds[0])
-    print(
-        f"the run `{ALONE}`, from step {steps[0]:,.0f} to {steps[-1]:,.0f}: {rate:.0f} agent steps/s; "
-        f"{seconds[-1] / 60:.1f} minutes in all"
-    )
-
-
-def main(arguments: list[str]) -> None:
-    given = [argument for argument in arguments if argument != "--picture"]
-    for argument in given:
-        name, _, path = argument.partition("=")
-        if name not in (*CURVES, "kernels") or not path:
-            sys.exit(f"{argument!r} is not NAME=FILE with a name of {', '.join(CURVES)}, kernels")
-        take_over(name, Path(path))
-    PAGE.write_text(page(PAGE.read_text()))
-    say()
-    if "--picture" in arguments:
-        draw()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", type=Path, nargs=2, metavar=("TEXT", "JSON"), help="new outputs of benchmarks/gpu.py")
+    parser.add_argument("--equality", type=Path, metavar="TEXT", help="new output of benchmarks/gpu_equality.py")
+    parser.add_argument("--out", type=Path, default=DOCS, help="folder of performance.md (default: docs)")
+    options = parser.parse_args()
+    if options.gpu:
+        keep("gpu", GPU, options.gpu[0])
+        keep_kernels(options.gpu[1])
+    if options.equality:
+        keep("equality", EQUALITY, options.equality)
+    (options.out / PAGE).write_text(page((DOCS / PAGE).read_text()))

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +38,15 @@ def renderer(request: pytest.FixtureRequest) -> str:
 def gl() -> None:
     if not _has_gl():
         pytest.skip("no OpenGL context on this machine")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data directory."""
+    path = tmp_path / "store"
+    path.mkdir()
+    monkeypatch.setenv("SGQN_DATA", str(path))
+    return path
 
 
 @pytest.fixture

@@ -21,26 +21,7 @@ from sgqn.agents import AgentSettings
 from sgqn.cli import main
 from sgqn.config import TrainConfig, TrainOptions
 from sgqn.errors import InvalidValueError
-from tests.test_data import write_clip, write_colors, write_image
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data directory."""
-    path = tmp_path / "store"
-    path.mkdir()
-    monkeypatch.setenv("SGQN_DATA", str(path))
-    return path
-
-
-def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """Run a command that must fail with exit code 2 and one line on stderr; returns the line."""
-    assert main(args) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("error: ")
-    return lines[0]
-
+from tests.helpers import fails, write_clip, write_colors, write_image
 
 # The command as such
 

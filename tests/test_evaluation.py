@@ -29,7 +29,7 @@ from sgqn.config import preset
 from sgqn.envs import backgrounds
 from sgqn.errors import InvalidValueError
 from sgqn.evaluation import Moment, evaluate
-from tests.test_cli import fails
+from tests.helpers import fails
 
 TASK, STEPS = "cartpole-swingup", 20
 CONFIG = replace(preset("tiny", TASK), action_repeat=50, image_size=24, agent="sgqn")

@@ -27,8 +27,7 @@ from sgqn.pretrained.export import TOLERANCE, export
 from sgqn.results import looking
 from sgqn.results.runs import find_runs
 from sgqn.saliency import Saliency, q_of
-from tests.test_cli import fails
-from tests.test_training import MICRO
+from tests.helpers import MICRO, fails
 
 BRIEF = ("--steps", "24", "--evaluate-every", "0", "--images-every", "0", "--no-save-replay", "--renderer", "auto")
 RETURNS = [

@@ -29,7 +29,7 @@ from sgqn.attribution import (
 )
 from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
 from tests.agents.small import batch_for, small
-from tests.attribution.test_guided_backprop import ModuleCritic, batch, perturbed_critic, q1
+from tests.attribution.helpers import ModuleCritic, batch, perturbed_critic, q1
 
 FAST: dict[str, dict[str, Any]] = {
     "integrated_gradients": {"steps": 5},
@@ -42,11 +42,6 @@ FAST: dict[str, dict[str, Any]] = {
 
 def quick(name: str) -> attribution.Attribution:
     return partial(attribution.get(name), **FAST.get(name, {}))
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
 
 
 # --- what holds for all

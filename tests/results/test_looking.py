@@ -16,9 +16,9 @@ from sgqn import run as folders
 from sgqn.cli import main
 from sgqn.results import looking
 from sgqn.results.runs import Run, RunSaliency, find_runs
+from tests.helpers import fails
 from tests.results.conftest import TASK, tiny, write_tiny
-from tests.results.test_runs import config_of
-from tests.test_cli import fails
+from tests.results.helpers import config_of
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from sgqn.results import report as reports
 from sgqn.results.document import distinct_slugs
 from sgqn.results.runs import find_runs
 from sgqn.results.tables import CSV_COLUMNS, headline, tables
+from tests.helpers import fails
 from tests.results.conftest import SHIFTS, STEPS, TASK, tiny, write_tiny
-from tests.results.test_runs import config_of, line, write_run
-from tests.test_cli import fails
+from tests.results.helpers import config_of, line, write_run
 
 
 @pytest.fixture(scope="module")

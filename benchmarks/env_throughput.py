@@ -189,8 +189,9 @@ class Reference:
 
     def __init__(self, task_name: str, act: Callable[[np.ndarray], np.ndarray] | None = None, clip_frames: int = 500):
         self._task = find_task(task_name)
-        self._simulation = self._task.load("video_hard")
-        assert isinstance(self._simulation, SuiteSimulation)
+        simulation = self._task.load("video_hard")
+        assert isinstance(simulation, SuiteSimulation)
+        self._simulation = simulation
         Painter(self._simulation.model).paint(self._simulation.shift.appearance(0, 0))
         self._clips = video_files(clip_frames)
         self._frames: list[np.ndarray] = []

@@ -36,7 +36,7 @@ from sgqn.agents import Agent, Phase
 from sgqn.attribution import differentiable, guided, switchable_relu
 from sgqn.errors import SgqnError
 from sgqn.fast.backend import FastBackend
-from sgqn.fast.capture import WARMUP, Updates, recorder_for
+from sgqn.fast.capture import WARMUP, FastRunner, Updates, recorder_for
 from sgqn.networks import Encoder
 from sgqn.replay import Batch, Replay
 
@@ -520,6 +520,7 @@ def synchronize(device: torch.device) -> None:
 def training(options: Options, device: torch.device) -> dict[str, Any]:
     """A short training run: steps/s, share of collection, set-up time, memory."""
     from sgqn.config import preset
+    from sgqn.experience import OffPolicy
     from sgqn.run import METRICS, read_lines
     from sgqn.training import COLLECTION, Trainer
 
@@ -542,23 +543,25 @@ def training(options: Options, device: torch.device) -> dict[str, Any]:
         started = time.perf_counter()
         trainer = Trainer(config, Path(folder), progress=False)
         built = time.perf_counter() - started
-        first_updates = noting(trainer.learning, started)
+        updates = trainer.runner._updates if isinstance(trainer.runner, FastRunner) else None
+        first_updates = noting(updates or trainer.runner, started)
         trainer.run()
         lines = list(read_lines(Path(folder) / METRICS))
     steady = [line for line in lines if line["step"] >= 2 * config.warmup_steps]  # after the updates of the warm-up
     steps, seconds = (steady[-1][key] - steady[0][key] for key in ("step", "seconds"))
     shares = [line[COLLECTION] for line in steady if COLLECTION in line]
+    assert isinstance(trainer.experience, OffPolicy)
     full = Replay(500_000, config.num_envs, action_shape=(trainer.spec.action_dim,), device="meta").nbytes
     found = {
-        "path": trainer.path.describe(),
-        "updates captured": "yes" if trainer.learning._recorder.working else "no",
+        "path": trainer.backend.describe(),
+        "updates captured": "yes" if updates is not None and updates._recorder.working else "no",
         "agent steps/s": steps / seconds,
         "measured steps": steps,
         "share of collection": statistics.mean(shares) if shares else math.nan,
         "set-up: construction (s)": built,
         "set-up: until updates are captured (s)": first_updates[0] if first_updates else math.nan,
         "replay buffer of 500,000 transitions (GB)": full / 1e9,
-        "replay buffer of this run (GB)": trainer.replay.nbytes / 1e9,
+        "replay buffer of this run (GB)": trainer.experience.replay.nbytes / 1e9,
     }
     if device.type == "cuda":
         free, whole = torch.cuda.mem_get_info()
@@ -569,7 +572,7 @@ def training(options: Options, device: torch.device) -> dict[str, Any]:
     return found
 
 
-def noting(learning: Updates[Phase, Batch], started: float) -> list[float]:
+def noting(learning: Any, started: float) -> list[float]:
     """Seconds until the updates are captured, or until they first run where they are not captured."""
     times: list[float] = []
 
@@ -581,7 +584,8 @@ def noting(learning: Updates[Phase, Batch], started: float) -> list[float]:
 
         return wrapper
 
-    name = "_capture" if learning._recorder.working else "_run"
+    captures = isinstance(learning, Updates) and learning._recorder.working
+    name = "_capture" if captures else "update"
     setattr(learning, name, after(getattr(learning, name)))
     return times
 

@@ -223,6 +223,7 @@ class Reference:
         self.preparer = torch.Generator()
         self.preparer.set_state(agent.preparer.get_state())
         self.log_alpha = learner.log_alpha.detach().clone().requires_grad_()
+        assert agent.decoder is not None
         critic, actor, decoder = copy.deepcopy((learner.critic, learner.actor, agent.decoder))
         convs = [layer for conv in critic.encoder.convs for layer in (nn.ReLU(), conv)][1:]
         self.cnn = nn.Sequential(*convs)

@@ -14,9 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sgqn import run
 from sgqn.agents.base import Agent
-from sgqn.agents.sgqn import SGQN
+from sgqn.augmentations import center_crop
 from sgqn.config import TrainConfig
 from sgqn.evaluation import Evaluation
+from sgqn.inspect.look import look_at, newest, predict
 from sgqn.replay import Batch
 
 
@@ -90,15 +91,18 @@ class Logs:
         )
 
     def images(self, step: int, agent: Agent, batch: Batch) -> None:
-        """Rows of observation, masked observation and predicted mask, as TensorBoard pictures."""
-        frames = batch.obs[:, -3:].float() / 255
-        rows = [frames]
-        if isinstance(agent, SGQN):
-            mask = agent.attribution_mask(batch).float()
-            rows.append(frames * mask[:, -3:])
-            if agent.selfsup:
-                with torch.no_grad():
-                    rows.append(agent.mask_probabilities(batch.obs, batch.action)[:, -3:])
+        """Rows of observations, masked observations and predicted masks, as a TensorBoard image.
+
+        Masks are shown for agents that learn with one, predictions for agents with a decoder.
+        """
+        seen = center_crop(batch.obs, agent.spec.image_size)
+        rows = [newest(seen).float() / 255]
+        if agent.rho is not None:
+            mask = look_at(agent, seen, batch.action, agent.explained_by).mask(agent.rho)
+            rows.append(rows[0] * newest(mask))
+        predicted = predict(agent, seen, batch.action)
+        if predicted is not None:
+            rows.append(newest(predicted))
         sheet = torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)  # (3, rows * H, columns * W)
         self._board.add_image("observation, salient pixels, predicted mask", sheet.cpu(), step)
 

@@ -16,41 +16,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from sgqn import data
 from sgqn.errors import DataError, UnknownNameError
-
-SETTING = {key: [0.1, 0.2, 0.3] for key in data.COLOR_KEYS}
-
-
-def write_clip(path: Path, frames: int = 6, faststart: bool = False) -> Path:
-    """A small real video of noise."""
-    import av
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(frames).integers(0, 256, (frames, 32, 32, 3), dtype=np.uint8)
-    options = {"movflags": "faststart"} if faststart else {}
-    with av.open(str(path), "w", format="mp4", options=options) as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
-        for frame in noise:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
-    return path
-
-
-def write_image(path: Path, size: int = 16) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(size).integers(0, 256, (size, size, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path)
-    return path
-
-
-def write_colors(path: Path, count: int = 2) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([SETTING] * count))
-    return path
+from tests.helpers import SETTING, write_clip, write_colors, write_image
 
 
 @pytest.fixture

@@ -23,16 +23,7 @@ from sgqn.cli import main
 from sgqn.config import TrainConfig, preset
 from sgqn.errors import SgqnError
 from sgqn.replay import Batch, Replay
-
-MICRO = [
-    *("--task", "cartpole-swingup", "--preset", "tiny", "--quiet", "--device", "cpu"),
-    *("--steps", "60", "--warmup-steps", "20", "--num-envs", "2", "--action-repeat", "50", "--image-size", "24"),
-    *("--encoder-layers", "2", "--encoder-filters", "4", "--hidden-dim", "16", "--embedding-dim", "8"),
-    *("--decoder-filters", "4", "4", "--batch-size", "8", "--soda-batch-size", "8", "--pictures", "16"),
-    *("--pictures-renewed-every", "32", "--log-every", "10", "--images-every", "20", "--evaluate-every", "30"),
-    *("--evaluate-shifts", "train", "--checkpoint-every", "20", "--replay-capacity", "50"),
-]
-
+from tests.helpers import MICRO
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TIMES = ("seconds", "steps_per_second", training.COLLECTION)

@@ -13,8 +13,8 @@ import sgqn
 from sgqn.config import TrainConfig, preset
 from sgqn.envs.tasks import check_shift
 from sgqn.errors import InvalidValueError, SgqnError
-from sgqn.explain import PERCENTILE
 from sgqn.files import write_atomically
+from sgqn.inspect.look import PERCENTILE
 from sgqn.results import gallery, html_page, looking, markdown_page, paper
 from sgqn.results.curves import profile_charts, score_charts, shift_charts, training_chart
 from sgqn.results.document import (
@@ -129,7 +129,11 @@ def _measure(
     if run.checkpoint is None:
         warnings.append(f"saliency not measured: {run.path} has no checkpoint")
         return
-    wanted = looking.missing(run, shifts)
+    try:
+        wanted = looking.missing(run, shifts)
+    except SgqnError as error:
+        warnings.append(f"saliency of {run.path} not measured: {error}")
+        return
     for number, shift in enumerate(wanted):
 
         def on_step(_: str, done: int, total: int, number: int = number) -> None:

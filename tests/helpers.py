@@ -1,0 +1,87 @@
+"""What several test modules share: failing commands, tiny configurations, untrained runs, data files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sgqn import checkpoint, data, run
+from sgqn.agents import build_agent
+from sgqn.cli import main
+from sgqn.config import TrainConfig, preset
+
+TASK = "cartpole-swingup"
+SETTING = {key: [0.1, 0.2, 0.3] for key in data.COLOR_KEYS}
+
+MICRO = [
+    *("--task", "cartpole-swingup", "--preset", "tiny", "--quiet", "--device", "cpu"),
+    *("--steps", "60", "--warmup-steps", "20", "--num-envs", "2", "--action-repeat", "50", "--image-size", "24"),
+    *("--encoder-layers", "2", "--encoder-filters", "4", "--hidden-dim", "16", "--embedding-dim", "8"),
+    *("--decoder-filters", "4", "4", "--batch-size", "8", "--soda-batch-size", "8", "--pictures", "16"),
+    *("--pictures-renewed-every", "32", "--log-every", "10", "--images-every", "20", "--evaluate-every", "30"),
+    *("--evaluate-shifts", "train", "--checkpoint-every", "20", "--replay-capacity", "50"),
+]
+"""Options of `sgqn train` for a run of seconds."""
+
+
+def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """Run a command that must fail with exit code 2 and one line on stderr; returns the line."""
+    assert main(args) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def tiny_config(agent: str = "sgqn", settings: dict[str, Any] | None = None, **changes: Any) -> TrainConfig:
+    """Networks as small as they can be, images of 24 pixels, episodes of 20 steps."""
+    config = preset("tiny", TASK)
+    small = {"encoder_layers": 2, "encoder_filters": 4, "hidden_dim": 16, "embedding_dim": 8, "decoder_filters": (4, 4)}
+    chosen = dataclasses.replace(config.settings, **{**small, **(settings or {})})
+    options = {"image_size": 24, "action_repeat": 50, "settings": chosen, **changes}
+    return dataclasses.replace(config, agent=agent, **options)
+
+
+def untrained_run(folder: Path, config: TrainConfig | None = None, step: int = 24) -> Path:
+    """The folder of a run whose checkpoint has the weights of a fresh agent."""
+    config = config or tiny_config()
+    agent = build_agent(config.agent, run.spec_of(config, 1), config.settings, seed=config.seed)
+    metadata = {"config": config.to_dict(), "action_dim": 1}
+    checkpoint.save(folder, step, weights=agent.state_dict(), state={}, metadata=metadata)
+    run.write_config(folder, config)
+    return folder
+
+
+def write_clip(path: Path, frames: int = 6, faststart: bool = False) -> Path:
+    """A small real video of noise."""
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(frames).integers(0, 256, (frames, 32, 32, 3), dtype=np.uint8)
+    options = {"movflags": "faststart"} if faststart else {}
+    with av.open(str(path), "w", format="mp4", options=options) as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+        for frame in noise:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def write_image(path: Path, size: int = 16) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(size).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    return path
+
+
+def write_colors(path: Path, count: int = 2) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([SETTING] * count))
+    return path

@@ -48,11 +48,11 @@ def tiny_config(agent: str = "sgqn", settings: dict[str, Any] | None = None, **c
     return dataclasses.replace(config, agent=agent, **options)
 
 
-def untrained_run(folder: Path, config: TrainConfig | None = None, step: int = 24) -> Path:
+def untrained_run(folder: Path, config: TrainConfig | None = None, step: int = 24, action_dim: int = 1) -> Path:
     """The folder of a run whose checkpoint has the weights of a fresh agent."""
     config = config or tiny_config()
-    agent = build_agent(config.agent, run.spec_of(config, 1), config.settings, seed=config.seed)
-    metadata = {"config": config.to_dict(), "action_dim": 1}
+    agent = build_agent(config.agent, run.spec_of(config, action_dim), config.settings, seed=config.seed)
+    metadata = {"config": config.to_dict(), "action_dim": action_dim}
     checkpoint.save(folder, step, weights=agent.state_dict(), state={}, metadata=metadata)
     run.write_config(folder, config)
     return folder

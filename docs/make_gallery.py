@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from rich.progress import track
-from sgqn.envs.opengl import gl_error
 
 import sgqn
 from sgqn.envs import PAPER_TASKS, SHIFTS
+from sgqn.envs.opengl import gl_error
 
 IMAGES = Path(__file__).resolve().parent / "images"
 SCALE = 2

@@ -21,7 +21,6 @@ import sgqn
 from sgqn.errors import DataError, Interrupted, InvalidValueError, SgqnError, UnknownNameError
 
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
     from rich.progress import TaskID
 
@@ -591,7 +590,7 @@ def preview(
     seed: int = 0,
     steps: int = 60,
 ) -> None:
-    """Look at a task under a shift: random actions, as a sheet of frames (.png) or a film (.mp4).
+    """Look at a task under a shift: random actions, as a sheet of frames (.png) or a video (.mp4).
 
     Args:
         task: A task such as walker-walk, ball_in_cup-catch or robot-reach.
@@ -601,79 +600,12 @@ def preview(
         seed: Seed of the environment and the actions.
         steps: Number of agent steps.
     """
-    if out.suffix.lower() not in (".png", ".mp4"):
-        raise InvalidValueError(f"cannot write {str(out)!r}: the name must end in .png or .mp4")
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise InvalidValueError(f"cannot write {str(out)!r}: it is a folder, or its folder does not exist")
-    if steps < 1:
-        raise InvalidValueError(f"steps must be at least 1, not {steps}")
-    from sgqn.data import written_atomically
+    from sgqn.inspect.preview import preview as write
 
-    env = sgqn.make(task, shift=shift, seed=seed, renderer=renderer)
-    try:
-        frames, total = _roll(env, steps, seed)
-        metadata = env.unwrapped.metadata
-    finally:
-        env.close()
-    with written_atomically(out) as temporary:
-        if out.suffix.lower() == ".png":
-            _write_sheet(temporary, frames)
-        else:
-            _write_film(temporary, frames, metadata.get("render_fps", 15))
-    print(f"{out}: {task} under {shift}, {steps} random steps, return {total:.1f}")
-    print(f"renderer {metadata['renderer']}, backgrounds {metadata['backgrounds']}")
-
-
-def _roll(env: Any, steps: int, seed: int) -> tuple[list[np.ndarray], float]:
-    """The newest frame (H, W, 3) at the start and after each random step, and the summed reward."""
-    from rich.console import Console
-    from rich.progress import track
-
-    obs, _ = env.reset(seed=seed)
-    env.action_space.seed(seed)
-    frames, total = [obs[-3:].transpose(1, 2, 0)], 0.0
-    for _ in track(range(steps), "Rendering", console=Console(stderr=True), transient=True):
-        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-        total += float(reward)
-        frames.append(obs[-3:].transpose(1, 2, 0))
-        if terminated or truncated:
-            obs, _ = env.reset()
-    return frames, total
-
-
-def _enlarge(frame: np.ndarray, factor: int) -> np.ndarray:
-    """(H, W, 3) -> (factor H, factor W, 3), each pixel a square."""
-    return frame.repeat(factor, axis=0).repeat(factor, axis=1)
-
-
-def _write_sheet(path: Path, frames: list[np.ndarray]) -> None:
-    """Up to twelve evenly spaced frames, four to a row, three times as large."""
-    import numpy as np
-    from PIL import Image
-
-    picked = [frames[i] for i in np.linspace(0, len(frames) - 1, min(12, len(frames))).round().astype(int)]
-    height, width, _ = (3 * size for size in picked[0].shape)
-    columns = min(4, len(picked))
-    sheet = Image.new("RGB", (columns * width, -(-len(picked) // columns) * height))
-    for i, frame in enumerate(picked):
-        sheet.paste(Image.fromarray(_enlarge(frame, 3)), (i % columns * width, i // columns * height))
-    sheet.save(path, format="PNG")
-
-
-def _write_film(path: Path, frames: list[np.ndarray], fps: int) -> None:
-    """All frames at four times their size (84 -> 336), as H.264 where the encoder is there."""
-    import av
-
-    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-    with av.open(str(path), "w", format="mp4") as container:
-        stream = container.add_stream(codec, rate=fps)
-        assert isinstance(stream, av.VideoStream)
-        stream.height, stream.width = (4 * size for size in frames[0].shape[:2])
-        stream.pix_fmt = "yuv420p"
-        for frame in frames:
-            picture = av.VideoFrame.from_ndarray(_enlarge(frame, 4), format="rgb24")
-            container.mux(stream.encode(picture))
-        container.mux(stream.encode())
+    with _bars() as report:
+        shown = write(task, out, shift, renderer, seed, steps, functools.partial(report, "rendering"))
+    print(f"{out}: {task} under {shift}, {steps} random steps, return {shown.total:.1f}")
+    print(f"renderer {shown.renderer}, backgrounds {shown.backgrounds}")
 
 
 if __name__ == "__main__":

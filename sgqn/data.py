@@ -28,6 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from sgqn.errors import DataError, UnknownNameError
+from sgqn.files import written_atomically
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -330,17 +331,6 @@ def get(kind: str, source: str, *, progress: bool = True) -> Installed:
             return _install(kind, source, items, directory, bar)
     except OSError as error:
         raise DataError(f"cannot read or write {error.filename or directory}: {error.strerror or error}") from None
-
-
-@contextlib.contextmanager
-def written_atomically(target: Path) -> Iterator[Path]:
-    """A temporary name that becomes `target` when the block ends well, and vanishes otherwise."""
-    temporary = target.with_name(f".{os.getpid()}.{target.name}.tmp{target.suffix}")
-    try:
-        yield temporary
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from torch import Tensor
 from sgqn import run as runs
 from sgqn.agents.base import Agent
 from sgqn.config import versions
-from sgqn.envs.checks import check_action
-from sgqn.envs.tasks import check_renderer, check_seed, check_shift, find_task
+from sgqn.envs.checks import check_action, check_seed
+from sgqn.envs.families import check_renderer, check_shift, find_task
 from sgqn.envs.vector import PixelVectorEnv, make_vec
 from sgqn.envs.warp import num_cores
 from sgqn.errors import DataError, InvalidValueError
@@ -142,9 +142,9 @@ def evaluate(
         **seen,
     )
     try:
-        policies: AbstractContextManager[Actions] = nullcontext(_asking(act, envs.action_dim, device is None))
+        policies: AbstractContextManager[Actions] = nullcontext(_asking(act, envs.action_space, device is None))
         if isinstance(agent, Agent):
-            _check_fit(agent, task, envs.action_dim)
+            _check_fit(agent, task, envs)
             policies = _policy_of(agent)
         with policies as policy:
             returns = _play(policy, envs, episodes, report, watch)
@@ -156,25 +156,26 @@ def evaluate(
 
 def record(
     path: str | Path,
-    shifts: Sequence[str],
+    shifts: Sequence[str] = (),
     episodes: int = 30,
     seed: int = 0,
     renderer: str = "auto",
     device: str = "cpu",
     on_step: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Evaluate a run's agent in some shifts; each result is appended to the run's log as soon as it is there.
+    """Evaluate a run's agent in some shifts, by default in those that its task is tested in.
+
+    Each result is appended to the run's log as soon as it is there.
 
     Everything that can be wrong with the arguments is found before the first episode. `on_step(shift, done, total)`
     reports agent steps.
     """
-    if not shifts:
-        raise InvalidValueError("name at least one shift, such as --shift train video_hard")
-    for shift in shifts:
-        check_shift(shift)
     _check(episodes, seed)
-    check_renderer(renderer)
     agent, config, step, home = runs.load(path, device)
+    shifts = shifts or find_task(config.task).test_shifts
+    for shift in shifts:
+        check_shift(config.task, shift)
+    check_renderer(config.task, renderer)
     if home is not None:
         _check_writable(home / runs.EVALUATIONS)
     lines = []
@@ -221,11 +222,16 @@ def _seen_by(
     }
 
 
-def _check_fit(agent: Agent, task: str, action_dim: int) -> None:
-    if action_dim != agent.spec.action_dim:
+def _check_fit(agent: Agent, task: str, envs: PixelVectorEnv) -> None:
+    spec = agent.spec
+    if (envs.action_dim, envs.discrete) != (spec.action_dim, spec.discrete):
         trained = f", trained on {agent.task}," if agent.task else ""
-        gives = f"gives actions of {agent.spec.action_dim} numbers"
-        raise InvalidValueError(f"this agent{trained} {gives}: {task} takes {action_dim}")
+        gives, takes = _actions(spec.action_dim, spec.discrete), _actions(envs.action_dim, envs.discrete)
+        raise InvalidValueError(f"this agent{trained} gives {gives}: {task} takes {takes}")
+
+
+def _actions(size: int, discrete: bool) -> str:
+    return f"one of {size} discrete actions" if discrete else f"actions of {size} numbers"
 
 
 def _check(episodes: int, seed: int) -> None:
@@ -265,17 +271,16 @@ def _policy_of(agent: Agent) -> Iterator[Actions]:
         torch.set_num_threads(threads)
 
 
-def _asking(act: Act, action_dim: int, as_numpy: bool) -> Actions:
+def _asking(act: Act, space: spaces.Space[Any], as_numpy: bool) -> Actions:
     """The actions of a policy about which nothing is known: one call for the whole batch, which is a copy."""
 
     def policy(obs: Tensor) -> Tensor:
         given = act(obs.clone().numpy(force=True) if as_numpy else obs.clone())
-        shape = (len(obs), action_dim)
         try:
-            action = check_action(given, spaces.Box(-1.0, 1.0, shape))
+            action = check_action(given, space)
         except (TypeError, ValueError) as error:
-            kind = type(given).__name__
-            raise InvalidValueError(f"a policy was asked for actions {shape} and gave a {kind}: {error}") from error
+            asked, kind = f"actions {space.shape}", type(given).__name__
+            raise InvalidValueError(f"a policy was asked for {asked} and gave a {kind}: {error}") from error
         return torch.as_tensor(action, device=obs.device)
 
     return policy

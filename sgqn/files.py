@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -16,6 +17,17 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+@contextmanager
+def written_atomically(target: Path) -> Iterator[Path]:
+    """A temporary path that is renamed to `target` when the block succeeds, and removed when it fails."""
+    temporary = target.with_name(f".{os.getpid()}.{target.name}.tmp{target.suffix}")
+    try:
+        yield temporary
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_folder(target: Path, files: Mapping[str, bytes | str]) -> None:

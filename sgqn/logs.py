@@ -15,9 +15,10 @@ from torch import Tensor
 
 from sgqn import run
 from sgqn.agents.base import Agent
-from sgqn.attribution import find_method
+from sgqn.augmentations import center_crop
 from sgqn.config import TrainConfig
 from sgqn.evaluation import Evaluation
+from sgqn.inspect.look import look_at, newest, predict
 
 
 class Logs:
@@ -90,16 +91,18 @@ class Logs:
         )
 
     def images(self, step: int, agent: Agent, obs: Tensor) -> None:
-        """Rows of observation, masked observation and predicted mask, as TensorBoard images."""
-        action = agent.act(obs)
-        frames = obs[:, -3:].float() / 255
-        rows = [frames]
+        """Rows of observations, masked observations and predicted masks, as a TensorBoard image.
+
+        Masks are shown for agents that learn with one, predictions for agents with a decoder.
+        """
+        action, seen = agent.act(obs), center_crop(obs, agent.spec.image_size)
+        rows = [newest(seen).float() / 255]
         if agent.rho is not None:
-            attribution = find_method(agent.explained_by)(agent.value, obs, action)
-            rows.append(frames * agent.mask_of(attribution, agent.rho)[:, -3:])
-        if agent.predicts_masks:
-            with torch.no_grad():
-                rows.append(agent.mask_probabilities(obs, action)[:, -3:])
+            mask = look_at(agent, seen, action, agent.explained_by).mask(agent.rho)
+            rows.append(rows[0] * newest(mask))
+        predicted = predict(agent, seen, action)
+        if predicted is not None:
+            rows.append(newest(predicted))
         sheet = torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)  # (3, rows * H, columns * W)
         self._board.add_image("observation, salient pixels, predicted mask", sheet.cpu(), step)
 

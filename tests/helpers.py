@@ -1,16 +1,23 @@
-"""Helpers that several test modules share."""
+"""What several test modules share: failing commands, tiny configurations, untrained runs, data files."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from sgqn import data
+from sgqn import checkpoint, data, run
+from sgqn.agents import build_agent
 from sgqn.cli import main
+from sgqn.config import TrainConfig, preset
+
+TASK = "cartpole-swingup"
+SETTING = {key: [0.1, 0.2, 0.3] for key in data.COLOR_KEYS}
 
 MICRO = [
     *("--task", "cartpole-swingup", "--preset", "tiny", "--quiet", "--device", "cpu"),
@@ -20,10 +27,7 @@ MICRO = [
     *("--pictures-renewed-every", "32", "--log-every", "10", "--images-every", "20", "--evaluate-every", "30"),
     *("--evaluate-shifts", "train", "--checkpoint-every", "20", "--replay-capacity", "50"),
 ]
-"""Options of `sgqn train` for a run that takes seconds."""
-
-SETTING = {key: [0.1, 0.2, 0.3] for key in data.COLOR_KEYS}
-"""A valid colour setting."""
+"""Options of `sgqn train` for a run of seconds."""
 
 
 def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
@@ -33,6 +37,25 @@ def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     return lines[0]
+
+
+def tiny_config(agent: str = "sgqn", settings: dict[str, Any] | None = None, **changes: Any) -> TrainConfig:
+    """Networks as small as they can be, images of 24 pixels, episodes of 20 steps."""
+    config = preset("tiny", TASK)
+    small = {"encoder_layers": 2, "encoder_filters": 4, "hidden_dim": 16, "embedding_dim": 8, "decoder_filters": (4, 4)}
+    chosen = dataclasses.replace(config.settings, **{**small, **(settings or {})})
+    options = {"image_size": 24, "action_repeat": 50, "settings": chosen, **changes}
+    return dataclasses.replace(config, agent=agent, **options)
+
+
+def untrained_run(folder: Path, config: TrainConfig | None = None, step: int = 24, action_dim: int = 1) -> Path:
+    """The folder of a run whose checkpoint has the weights of a fresh agent."""
+    config = config or tiny_config()
+    agent = build_agent(config.agent, run.spec_of(config, action_dim), config.settings, seed=config.seed)
+    metadata = {"config": config.to_dict(), "action_dim": action_dim}
+    checkpoint.save(folder, step, weights=agent.state_dict(), state={}, metadata=metadata)
+    run.write_config(folder, config)
+    return folder
 
 
 def write_clip(path: Path, frames: int = 6, faststart: bool = False) -> Path:

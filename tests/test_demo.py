@@ -14,26 +14,25 @@ import torch
 from PIL import Image
 
 from sgqn import demo as showing
-from sgqn import explain, pretrained
+from sgqn import pretrained
 from sgqn.agents import build_agent
 from sgqn.cli import main
-from sgqn.config import TrainConfig, preset
-from sgqn.demo import GAP, HEADER, PANEL, TITLE, Demo, demo
+from sgqn.demo import Demo, demo
+from sgqn.demo import frames as drawn
+from sgqn.demo.frames import GAP, HEADER, PANEL, TITLE
 from sgqn.files import write_folder
+from sgqn.inspect import drawing
 from sgqn.pretrained.package import Package, pack
 from sgqn.run import spec_of
 from sgqn.saliency import measure
-from tests.test_cli import fails
+from tests.helpers import TASK, fails, tiny_config
 
 STEPS = 10
-TASK = "cartpole-swingup"
 
 
-def tiny(agent: str) -> Package:
-    """An agent that was never trained, with episodes of ten steps."""
-    config = preset("tiny", TASK).to_dict() | {"agent": agent, "image_size": 24, "action_repeat": 100}
-    config["settings"] |= {"encoder_layers": 2, "encoder_filters": 4, "hidden_dim": 16, "rho": 0.9}
-    config = TrainConfig.from_dict(config)
+def packed(agent: str) -> Package:
+    """An untrained agent with episodes of ten steps."""
+    config = tiny_config(agent, {"rho": 0.9, "embedding_dim": 50, "decoder_filters": (16, 8)}, action_repeat=100)
     spec = spec_of(config, 1)
     weights = build_agent(agent, spec, config.settings, seed=1).state_dict()
     return Package(config, spec, 1000, pack(weights, config), {"returns": []})
@@ -43,7 +42,7 @@ def tiny(agent: str) -> Package:
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("registry")
     for agent in ("sgqn", "sac"):
-        write_folder(folder / TASK / agent, tiny(agent).files("a card"))
+        write_folder(folder / TASK / agent, packed(agent).files("a card"))
     return folder
 
 
@@ -116,28 +115,28 @@ def test_the_page_needs_nothing_else(shown: Demo) -> None:
     text = shown.page.read_text()
     assert not re.search(r"https?:|<script|<link|@import|url\(", text)
     sources = re.findall(r'(?:src|href)="([^"]*)"', text)
-    assert len(sources) == 11  # a film, and five strips for each scene
+    assert len(sources) == 11  # a video, and five strips for each scene
     assert all(source.startswith("data:") for source in sources)
     assert "1,000 training steps, seed 0" in text
     assert "10 % of the pixels" in text
     assert "$" not in re.sub(r'"data:[^"]*"', "", text)
 
 
-def test_the_film_shows_both_episodes(shown: Demo) -> None:
+def test_the_video_shows_both_episodes(shown: Demo) -> None:
     (data,) = embedded(shown.page, "video/mp4")
-    with av.open(io.BytesIO(data)) as film:
-        stream = film.streams.video[0]
+    with av.open(io.BytesIO(data)) as video:
+        stream = video.streams.video[0]
         assert stream.codec_context.name == "h264"
         assert stream.average_rate == shown.scenes[0].episode.fps
-        pictures = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+        pictures = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
     assert len(pictures) == STEPS
     assert pictures[0].shape[1::-1] == (3 * (PANEL + GAP) - GAP, TITLE + 2 * (HEADER + PANEL))
     for row, scene in enumerate(shown.scenes):
         top = TITLE + row * (HEADER + PANEL) + HEADER
         for step in (0, 6, STEPS - 1):
             seen = scene.episode.seen[step, -3:].permute(1, 2, 0).numpy()
-            assert scene.predicted is not None
-            wanted = (seen, explain.overlaid(seen, scene.mask[step]), explain.grey(scene.predicted[step]))
+            assert scene.images.predicted is not None
+            wanted = (seen, drawing.overlaid(seen, scene.images.mask[step]), drawing.grey(scene.images.predicted[step]))
             for column, picture in enumerate(wanted):
                 left = column * (PANEL + GAP)
                 true = np.asarray(Image.fromarray(picture).resize((PANEL, PANEL), Image.Resampling.NEAREST))
@@ -150,7 +149,7 @@ def test_strips_have_the_pictures_pixel_by_pixel(shown: Demo) -> None:
     moments = [0, 2, 4, 7, 9]
     for first, scene in zip((5, 0), shown.scenes, strict=True):  # the distracting scene comes first
         assert scene.episode.truth is not None
-        kinds = {0: scene.observations, 2: 255 * scene.mask, 4: 255 * scene.episode.truth[:, -1].numpy()}
+        kinds = {0: scene.images.observation, 2: 255 * scene.images.mask, 4: 255 * scene.episode.truth[:, -1].numpy()}
         for kind, pictures in kinds.items():
             for column, moment in enumerate(moments):
                 cell = strips[first + kind][:, column * 27 : column * 27 + 24]
@@ -165,7 +164,7 @@ def test_the_animation(shown: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
         assert picture.info["loop"] == 0
         size = picture.size
     assert size == showing.Frames(shown).size
-    monkeypatch.setattr(showing, "MOST_BYTES", shown.animation.stat().st_size - 1)
+    monkeypatch.setattr(drawn, "MOST_BYTES", shown.animation.stat().st_size - 1)
     smaller = showing.Frames(shown).animation(lambda *_: None)
     assert len(smaller) < shown.animation.stat().st_size
 
@@ -175,7 +174,7 @@ def test_progress_is_reported_to_the_end(registry: Path, tmp_path: Path) -> None
     demo(registry / TASK / "sac", tmp_path, "video_easy", 2, report=lambda *r: last.__setitem__(r[0], r[1:]))
     assert list(last) == [
         *("clean scene: episode", "clean scene: where it looks"),
-        *("video_easy: episode", "video_easy: where it looks", "film", "animation"),
+        *("video_easy: episode", "video_easy: where it looks", "video", "animation"),
     ]
     assert all(done == total for done, total in last.values())
     text = (tmp_path / "index.html").read_text()
@@ -184,7 +183,7 @@ def test_progress_is_reported_to_the_end(registry: Path, tmp_path: Path) -> None
 
 def test_without_an_encoder_the_page_has_the_animation(shown: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(av, "codecs_available", set())
-    assert showing.Frames(shown).film(lambda *_: None) is None
+    assert showing.Frames(shown).video(lambda *_: None) is None
     text = showing.page(shown, None, b"picture")
     assert f'src="data:image/webp;base64,{base64.b64encode(b"picture").decode()}"' in text
     assert "<video" not in text

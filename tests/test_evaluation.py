@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,28 +22,22 @@ import torch
 
 import sgqn
 from sgqn import checkpoint, evaluation, run
-from sgqn.agents import Agent, build_agent
+from sgqn.agents import Agent
 from sgqn.cli import main
-from sgqn.config import preset
 from sgqn.envs import backgrounds
 from sgqn.errors import InvalidValueError
 from sgqn.evaluation import Moment, evaluate
-from tests.helpers import fails
+from tests.helpers import TASK, fails, tiny_config, untrained_run
 
-TASK, STEPS = "cartpole-swingup", 20
-CONFIG = replace(preset("tiny", TASK), action_repeat=50, image_size=24, agent="sgqn")
-CONFIG = replace(CONFIG, settings=replace(CONFIG.settings, encoder_layers=2, hidden_dim=16))
+STEPS = 20
+CONFIG = tiny_config(settings={"encoder_filters": 8, "embedding_dim": 50, "decoder_filters": (16, 8)})
 PAGE = Path(sgqn.__file__).parent.parent / "docs" / "evaluation.md"
 LOCAL: dict[str, Any] = {"num_workers": 0, "action_repeat": 50, "renderer": "warp"}
 
 
 def make_run(out: Path) -> Path:
     """The folder of a run that never trained: its policy is random, but looks at the picture."""
-    folder = run.folder_of(CONFIG, out)
-    weights = build_agent(CONFIG.agent, run.spec_of(CONFIG, 1), CONFIG.settings).state_dict()
-    checkpoint.save(folder, 100, weights=weights, state={}, metadata={"config": CONFIG.to_dict(), "action_dim": 1})
-    run.write_config(folder, CONFIG)
-    return folder
+    return untrained_run(run.folder_of(CONFIG, out), CONFIG, step=100)
 
 
 @pytest.fixture

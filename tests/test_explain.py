@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -8,41 +7,32 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from sgqn import attribution, checkpoint, explain, run
-from sgqn.agents import build_agent
-from sgqn.augmentations import center_crop
+from sgqn import attribution, explain, run
 from sgqn.cli import main
 from sgqn.errors import InvalidValueError
-from sgqn.evaluation import evaluate
-from sgqn.explain import CELL, GAP, HEADER, LABELS, MARGIN, TITLE, Subject
-from tests.test_cli import fails
-from tests.test_training import MICRO
+from sgqn.explain import CELL, GAP, HEADER, LABELS, MARGIN, TITLE
+from sgqn.inspect import Subject, drawing, play
+from tests.helpers import fails, tiny_config, untrained_run
 
 STEPS = 20  # in an episode of the runs below
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two runs of a second, with a decoder and without, and an untrained agent that crops."""
+    """Untrained agents with a decoder, without one, and one with a soft mask."""
     out = tmp_path_factory.mktemp("runs")
-    brief = ("--steps", "24", "--evaluate-every", "0", "--images-every", "0", "--no-save-replay", "--renderer", "auto")
-    for agent in ("sgqn", "sac"):
-        assert main(["train", *MICRO, *brief, "--agent", agent, "--out", str(out)]) == 0
-    found = {path.parent.name: path for path in out.glob("*/*/*")}
-    config = dataclasses.replace(run.read_config(found["sac"]), agent="soda")
-    found["soda"] = run.folder_of(config, out)
-    weights = build_agent("soda", run.spec_of(config, 1), config.settings).state_dict()
-    metadata = {"config": config.to_dict(), "action_dim": 1}
-    checkpoint.save(found["soda"], 0, weights=weights, state={}, metadata=metadata)
-    run.write_config(found["soda"], config)
-    return {name: str(path) for name, path in found.items()}
+    configs = {
+        "sgqn": tiny_config("sgqn"),
+        "sac": tiny_config("sac", seed=1),
+        "soft": tiny_config(settings={"mask": "soft"}),
+    }
+    return {name: str(untrained_run(out / name, config)) for name, config in configs.items()}
 
 
 def cell(sheet: np.ndarray, row: int, column: int, block: int = 0, rows: int = 3) -> np.ndarray:
-    """One picture of a sheet, at the networks' resolution of 24 pixels."""
+    """One cell of a sheet, at the networks' resolution of 24 pixels."""
     x = MARGIN + block % 2 * (explain.BLOCK[0] + MARGIN) + LABELS + column * (CELL + GAP)
     y = TITLE + block // 2 * (explain.BLOCK[1] + rows * (CELL + GAP)) + HEADER + row * (CELL + GAP)
     return sheet[y : y + CELL, x : x + CELL][3::7, 3::7]
@@ -63,22 +53,22 @@ def test_sheet_shows_what_the_library_computes(folders: dict[str, str], tmp_path
     assert sheet.shape[1::-1] == explain.sheet_size(1, 3)
 
     subject = Subject.load(folders["sgqn"])
-    episode = explain.play(subject, "color_hard")
+    episode = play(subject, "color_hard")
     moments = [0, 10, 19]
     obs, actions = episode.seen[moments], episode.actions[moments]
     agent = subject.agent
-    heat = attribution.guided_backprop(lambda o, a: agent.learner.values(agent.learner.encode(o), a)[0], obs, actions)
+    heat = attribution.guided_backprop(agent.value, obs, actions)
     mask = attribution.quantile_mask(heat, 0.9)
     magnitude = heat[:, -3:].abs().amax(dim=1).numpy()
     guess = agent.predict_mask(obs, actions)[:, -3:].mean(dim=1).numpy()
     for row in range(3):
-        picture = obs[row, -3:].permute(1, 2, 0).numpy()
+        newest = obs[row, -3:].permute(1, 2, 0).numpy()
         salient = mask[row, -3:].permute(1, 2, 0).numpy()
-        assert np.array_equal(cell(sheet, row, 0), picture)
-        assert np.array_equal(cell(sheet, row, 1), explain.inferno(magnitude[row] / np.percentile(magnitude, 99.5)))
+        assert np.array_equal(cell(sheet, row, 0), newest)
+        assert np.array_equal(cell(sheet, row, 1), drawing.inferno(magnitude[row] / np.percentile(magnitude, 99.5)))
         assert np.array_equal(cell(sheet, row, 2), 255 * salient)
-        assert np.array_equal(cell(sheet, row, 3), picture * salient)
-        assert np.array_equal(cell(sheet, row, 4), explain.grey(guess[row]))
+        assert np.array_equal(cell(sheet, row, 3), newest * salient)
+        assert np.array_equal(cell(sheet, row, 4), drawing.grey(guess[row]))
     assert len({cell(sheet, 0, column).tobytes() for column in range(5)}) == 5
 
 
@@ -95,22 +85,8 @@ def test_one_block_for_each_run_method_and_rho(folders: dict[str, str], tmp_path
         assert np.array_equal(low[1], high[1])  # rho changes the mask, not the attribution
         assert 0.09 < (high[2] > 0).mean() < (low[2] > 0).mean()
     assert len({block[1].tobytes() for block in blocks}) == 4
-    pale = [(block[4] == explain.PALE).all(axis=-1).mean() for block in blocks]
+    pale = [(block[4] == drawing.PALE).all(axis=-1).mean() for block in blocks]
     assert max(pale[:4]) < 0.5 < 0.9 < min(pale[4:])  # those of SAC say "no decoder"
-
-
-def test_an_agent_that_crops_is_shown_the_same_moments_through_its_own_eyes(folders: dict[str, str]) -> None:
-    first, cropping = Subject.load(folders["sgqn"]), Subject.load(folders["soda"])
-    played = explain.play(first)
-    seen = explain.play(cropping, actions=played.actions)
-    assert cropping.agent.spec.render_size == 28
-    assert seen.seen.shape == played.seen.shape == (STEPS, 9, 24, 24)
-    assert np.array_equal(seen.rewards, played.rewards)
-    assert not torch.equal(seen.actions, played.actions)  # what it would do itself
-    obs = torch.randint(0, 256, (2, 9, 28, 28), dtype=torch.uint8)
-    maps = explain.attribute(cropping.agent, center_crop(obs, 24), cropping.agent.act(obs), "guided_backprop")
-    assert maps.shape == (2, 9, 24, 24)
-    assert maps.abs().sum() > 0
 
 
 def test_the_same_seed_gives_the_same_bytes(folders: dict[str, str], tmp_path: Path) -> None:
@@ -124,75 +100,46 @@ def test_the_same_seed_gives_the_same_bytes(folders: dict[str, str], tmp_path: P
     assert bytes_of("4") != one
 
 
-def test_the_episode_is_the_first_of_an_evaluation(folders: dict[str, str]) -> None:
-    subject = Subject.load(folders["sgqn"])
-    played = explain.play(subject, "color_easy", seed=5)
-    options = {"episodes": 1, "seed": 5, "num_workers": 0, "action_repeat": subject.config.action_repeat}
-    evaluation = evaluate(subject.agent, subject.config.task, "color_easy", **options)
-    assert evaluation.returns == (pytest.approx(played.rewards.sum()),)
+def test_an_agent_with_a_soft_mask_is_shown_with_it(folders: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "a.png"
+    assert main(["explain", folders["soft"], "--shift", "train", "--frames", "1", "--out", str(out)]) == 0
+    subject = Subject.load(folders["soft"])
+    episode = play(subject, "train", count=1)
+    heat = attribution.guided_backprop(subject.agent.value, episode.seen, episode.actions)
+    mask = attribution.soft_mask(heat)[0, -1].numpy()
+    sheet = read(out)
+    assert len(np.unique(mask)) > 2
+    assert np.array_equal(cell(sheet, 0, 2, rows=1), drawing.grey(mask))
+    newest = episode.seen[0, -3:].permute(1, 2, 0).numpy()
+    assert np.array_equal(cell(sheet, 0, 3, rows=1), (newest * mask[..., None]).round())
 
 
-@pytest.mark.parametrize("method", attribution.METHODS)
-def test_every_method_works_and_slow_ones_report(folders: dict[str, str], method: str) -> None:
-    subject = Subject.load(folders["soda"])
-    obs = torch.randint(0, 256, (2, 9, 24, 24), dtype=torch.uint8)
-    calls: list[tuple[int, int]] = []
-    actions = torch.zeros(2, subject.agent.spec.action_dim)
-    maps = explain.attribute(subject.agent, obs, actions, method, lambda *call: calls.append(call))
-    assert maps.shape == obs.shape
-    if method in ("occlusion", "rise"):
-        assert calls[-1][0] == calls[-1][1]
+# Videos
 
 
-def test_the_brightest_colour_of_an_empty_map() -> None:
-    subject = Subject.__new__(Subject)
-    pictures = np.zeros((1, 20, 20, 3), dtype=np.uint8)
-    empty = np.zeros((1, 20, 20))
-    one = empty.copy()
-    one[0, 3, 3] = 2.0  # fewer than one pixel in two hundred: their percentile is 0
-    for heat, scale in ((empty, 1.0), (one, 2.0)):
-        assert explain.Block(subject, "train", "gradient", 0.5, pictures, heat, heat > 0, None).scale == scale
-
-
-# Films
-
-
-def test_film_has_a_picture_for_each_step(folders: dict[str, str], tmp_path: Path) -> None:
+def test_video_has_a_frame_for_each_step(folders: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "a.mp4"
     assert main(["explain", folders["sgqn"], folders["sac"], "--shift", "train", "--out", str(out)]) == 0
-    with av.open(str(out)) as film:
-        rate = film.streams.video[0].average_rate
-        pictures = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+    with av.open(str(out)) as video:
+        rate = video.streams.video[0].average_rate
+        frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
     assert rate == 2  # an action lasts 50 control steps of 0.01 s
-    assert len(pictures) == STEPS
-    assert pictures[0].shape[1::-1] == explain.film_size(2)
+    assert len(frames) == STEPS
+    assert frames[0].shape[1::-1] == explain.video_size(2)
     subject = Subject.load(folders["sgqn"])
-    episode = explain.play(subject, "train")
+    episode = play(subject, "train")
     top = TITLE + HEADER
     for step in (0, 7, STEPS - 1):
-        shown = pictures[step][top : top + explain.PANEL, MARGIN : MARGIN + explain.PANEL]
+        shown = frames[step][top : top + explain.PANEL, MARGIN : MARGIN + explain.PANEL]
         true = np.asarray(Image.fromarray(episode.seen[step, -3:].permute(1, 2, 0).numpy()).resize(shown.shape[:2], 0))
         assert np.abs(shown.astype(float) - true).mean() < 12  # H.264, with colours at half the resolution
 
 
-def test_film_of_the_first_steps(folders: dict[str, str], tmp_path: Path) -> None:
+def test_video_of_the_first_steps(folders: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "a.mp4"
     assert main(["explain", folders["sac"], "--frames", "5", "--rho", "0.5", "0.9", "0.98", "--out", str(out)]) == 0
-    with av.open(str(out)) as film:
-        assert len([*film.decode(video=0)]) == 5
-
-
-def test_mask_over_picture() -> None:
-    picture, mask = np.full((2, 2, 3), 100, dtype=np.uint8), np.array([[True, False], [False, False]])
-    shown = explain.overlaid(picture, mask)
-    assert np.array_equal(shown[0, 0], np.round(0.4 * 100 + 0.6 * explain.TINT))
-    assert (shown[mask == 0] == 40).all()
-
-
-def test_colours() -> None:
-    shown = explain.inferno(np.array([-1, 0, 0.5, 1, 2]))
-    assert shown.tolist() == [[0, 0, 4], [0, 0, 4], [188, 55, 84], [252, 255, 164], [252, 255, 164]]
-    assert explain.grey(np.array([0, 0.5, 1]))[:, 0].tolist() == [0, 128, 255]
+    with av.open(str(out)) as video:
+        assert len([*video.decode(video=0)]) == 5
 
 
 # Bad input

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sgqn
-from sgqn import checkpoint, evaluation, explain, pretrained, run, training
+from sgqn import checkpoint, evaluation, explain, inspect, pretrained, run, training
 from sgqn.agents import AGENTS, build_agent
 from sgqn.cli import main
 from sgqn.config import TrainConfig, preset
@@ -26,8 +26,8 @@ from sgqn.pretrained import export as exporting
 from sgqn.pretrained.export import TOLERANCE, export
 from sgqn.results import looking
 from sgqn.results.runs import find_runs
-from sgqn.saliency import Saliency, q_of
-from tests.helpers import MICRO, fails
+from sgqn.saliency import Saliency
+from tests.helpers import MICRO, fails, untrained_run
 
 BRIEF = ("--steps", "24", "--evaluate-every", "0", "--images-every", "0", "--no-save-replay", "--renderer", "auto")
 RETURNS = [
@@ -48,10 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {"sgqn": out / "cartpole-swingup" / "sgqn" / "0"}
     config = dataclasses.replace(run.read_config(found["sgqn"]), agent="sac")
     found["sac"] = run.folder_of(config, out)
-    metadata = {"config": config.to_dict(), "action_dim": 1}
-    weights = build_agent("sac", run.spec_of(config, 1), config.settings).state_dict()
-    checkpoint.save(found["sac"], 24, weights=weights, state={}, metadata=metadata)
-    run.write_config(found["sac"], config)
+    untrained_run(found["sac"], config)
     for line in RETURNS:
         for folder in found.values():
             run.append_line(folder / run.EVALUATIONS, {"task": "cartpole-swingup", "seed": 0, **line})
@@ -126,17 +123,17 @@ def test_weights_that_do_not_fit_are_told_of_both(trained: dict[str, Path], pack
 
 
 def test_it_acts_looks_and_predicts_as_the_trained_one(trained: dict[str, Path], packaged: Path) -> None:
-    subject = explain.Subject.load(trained["sgqn"])
-    other = explain.Subject.load("pretrained:cartpole-swingup")
+    subject = inspect.Subject.load(trained["sgqn"])
+    other = inspect.Subject.load("pretrained:cartpole-swingup")
     assert (other.step, other.config.task, other.config.seed) == (24, "cartpole-swingup", 0)
     assert other.config.episode_steps == subject.config.episode_steps
-    episode = explain.play(subject, "color_hard")
+    episode = inspect.play(subject, "color_hard")
     seen, actions = episode.seen, episode.actions
     assert (other.agent.act(seen) - subject.agent.act(seen)).abs().mean() < TOLERANCE["half"]
     masks = [s.agent.predict_mask(seen, actions) for s in (subject, other)]
     assert torch.allclose(*masks, atol=0.01)
     assert not torch.equal(*masks)
-    values = [q_of(s.agent)(seen, actions) for s in (subject, other)]
+    values = [s.agent.value(seen, actions) for s in (subject, other)]
     assert torch.allclose(*values, atol=0.02)
 
 
@@ -351,7 +348,7 @@ def test_commands_take_it_and_leave_it_as_it_is(
     monkeypatch.setattr(evaluation, "evaluate", here)
     assert main(["evaluate", name, "--shift", "color_easy", "--episodes", "1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)[0]
-    played = explain.play(explain.Subject.load(trained["sgqn"]), "color_easy")
+    played = inspect.play(inspect.Subject.load(trained["sgqn"]), "color_easy")
     assert result["step"] == 24
     assert result["returns"] == pytest.approx([played.rewards.sum()], abs=0.5)
 

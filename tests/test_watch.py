@@ -26,11 +26,10 @@ import pytest
 import torch
 from PIL import Image
 
-from sgqn import attribution, checkpoint, explain, run, watch
-from sgqn.agents import build_agent
-from sgqn.config import preset
+from sgqn import attribution, checkpoint, run, watch
 from sgqn.errors import SgqnError
 from sgqn.evaluation import evaluate
+from sgqn.inspect import Subject, drawing, play
 from sgqn.results.runs import find_runs
 from sgqn.watch import learning, server, session
 from sgqn.watch.learning import follow, thinned
@@ -38,7 +37,7 @@ from sgqn.watch.looker import Looker
 from sgqn.watch.player import Player
 from sgqn.watch.server import Server
 from sgqn.watch.session import Session, Settings
-from tests.test_cli import fails
+from tests.helpers import TASK, fails, tiny_config, untrained_run
 
 START = Settings("train", "guided_backprop", 0.9, speed=100.0)
 STEPS = 20  # in an episode of the run below
@@ -50,7 +49,7 @@ STEPS = 20  # in an episode of the run below
 @pytest.fixture
 def served() -> Iterator[Server]:
     """A server of a session in which nothing plays."""
-    with serving(Session(START)) as made:
+    with serving(Session(START, TASK)) as made:
         yield made
 
 
@@ -124,8 +123,8 @@ def test_the_colours_of_the_page_are_those_of_the_pictures() -> None:
     style = Path(server.__file__).with_name("style.css").read_text()
     bar = re.search(r"\.bar\.heat \{ background-image: ([^;]*);", style)
     assert bar is not None
-    assert re.findall("#[0-9a-f]{6}", bar[1]) == [f"#{color:06x}" for color in explain.INFERNO]
-    assert f"--tint: #{bytes(explain.TINT.tolist()).hex()}" in style
+    assert re.findall("#[0-9a-f]{6}", bar[1]) == [f"#{color:06x}" for color in drawing.INFERNO]
+    assert f"--tint: #{bytes(drawing.TINT.tolist()).hex()}" in style
 
 
 @pytest.mark.parametrize(
@@ -203,12 +202,12 @@ def test_pages_of_other_origins(served: Server, origin: str) -> None:
 
 
 def test_an_open_server_goes_by_addresses_and_the_name_it_was_given() -> None:
-    with Server(Session(START), "0.0.0.0") as made:
+    with Server(Session(START, TASK), "0.0.0.0") as made:
         assert not made.loopback
         assert made.url == f"http://localhost:{made.port}/"
         names = {name: made.serves(name) for name in ("192.168.0.7", "::1", "localhost", "evil.example", "")}
         assert [name for name, good in names.items() if good] == ["192.168.0.7", "::1", "localhost"]
-    with Server(Session(START), "localhost") as made:
+    with Server(Session(START, TASK), "localhost") as made:
         assert made.loopback
         assert made.url == f"http://localhost:{made.port}/"
 
@@ -308,7 +307,7 @@ def test_only_news_are_sent_and_waited_for(served: Server, monkeypatch: pytest.M
     assert state(served, version) == {"note": "two"}
     assert set(state(served, version + 10**6)) == {"settings", "note"}  # a page of an earlier server
     time.sleep(0.01)
-    assert Session(START).news(0, 0)[0] > shared.news(0, 0)[0]  # and one of this server at a later one
+    assert Session(START, TASK).news(0, 0)[0] > shared.news(0, 0)[0]  # and one of this server at a later one
 
 
 def test_too_many_connections_are_turned_away(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +327,7 @@ def test_where_it_cannot_listen(served: Server) -> None:
         ("203.0.113.1", 0, "203.0.113.1"),  # an address for documentation: not this machine's
     ):
         with pytest.raises(SgqnError, match=reason):
-            Server(Session(START), host, port)
+            Server(Session(START, TASK), host, port)
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60) -> bool:
@@ -343,29 +342,16 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> bool:
 # ---------------------------------------------------------------- the simulation
 
 
-def untrained(agent: str, home: Path) -> Path:
-    """The folder of a run of small networks with the weights they were born with."""
-    tiny = preset("tiny", "cartpole-swingup")
-    small = {"encoder_layers": 2, "encoder_filters": 4, "hidden_dim": 16, "embedding_dim": 8, "decoder_filters": (4, 4)}
-    settings = dataclasses.replace(tiny.settings, **small)
-    config = dataclasses.replace(tiny, agent=agent, steps=24, action_repeat=50, image_size=24, settings=settings)
-    weights = build_agent(agent, run.spec_of(config, 1), config.settings).state_dict()
-    metadata = {"config": config.to_dict(), "action_dim": 1}
-    checkpoint.save(home, 24, weights=weights, state={}, metadata=metadata)
-    run.write_config(home, config)
-    return home
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose agent has a decoder."""
-    return untrained("sgqn", tmp_path_factory.mktemp("sgqn"))
+    return untrained_run(tmp_path_factory.mktemp("sgqn"), tiny_config(steps=24))
 
 
 @pytest.fixture(scope="module")
 def cropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One whose agent has none, and crops what it is shown."""
-    return untrained("soda", tmp_path_factory.mktemp("soda"))
+    return untrained_run(tmp_path_factory.mktemp("soda"), tiny_config("soda", steps=24))
 
 
 @pytest.fixture
@@ -378,7 +364,7 @@ class Live:
     """A run at play in threads of its own; `see` asks for news as a page does."""
 
     def __init__(self, path: Path, settings: Settings = START):
-        self.session = Session(settings)
+        self.session = Session(settings, TASK)
         self.looker = Looker(self.session)
         self.path, self.version, self.parts = path, 0, dict[str, Any]()
         self.simulation = threading.Thread(target=self._play, daemon=True)
@@ -396,7 +382,7 @@ class Live:
         assert self.player._env is None  # closed
 
     def _play(self) -> None:
-        self.player = Player(self.path, self.session, self.looker)
+        self.player = Player(self.path, Subject.load(self.path), self.session, self.looker)
         self.player.run()
 
     def see(
@@ -420,8 +406,8 @@ def picture(source: str) -> np.ndarray:
 
 
 def test_the_episodes_are_those_of_evaluate_and_explain(folder: Path) -> None:
-    subject = explain.Subject.load(folder)
-    played = explain.play(subject, "color_easy", seed=5)
+    subject = Subject.load(folder)
+    played = play(subject, "color_easy", seed=5)
     options: dict[str, Any] = {"episodes": 2, "seed": 5, "num_workers": 0, "action_repeat": 50}
     returns = evaluate(subject.agent, "cartpole-swingup", "color_easy", **options).returns
     with Live(folder, dataclasses.replace(START, shift="color_easy", seed=5)) as live:
@@ -434,14 +420,10 @@ def test_the_episodes_are_those_of_evaluate_and_explain(folder: Path) -> None:
 
 
 def test_what_is_shown_is_what_the_library_computes(folder: Path) -> None:
-    subject = explain.Subject.load(folder)
-    episode = explain.play(subject, "color_hard", seed=1, steps=4)
+    subject = Subject.load(folder)
+    episode = play(subject, "color_hard", seed=1, count=4)
     agent, obs, action = subject.agent, episode.seen[3:], episode.actions[3:]
-
-    def q(o: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-        return agent.learner.values(agent.learner.encode(o), a)[0]
-
-    heat = attribution.guided_backprop(q, obs, action)[0, -3:].abs().amax(dim=0)
+    heat = attribution.guided_backprop(agent.value, obs, action)[0, -3:].abs().amax(dim=0)
     with Live(folder, dataclasses.replace(START, shift="color_hard", seed=1, paused=True)) as live:
         for step in range(4):
             live.see(lambda parts, step=step: parts["frame"]["step"] == step)
@@ -453,9 +435,9 @@ def test_what_is_shown_is_what_the_library_computes(folder: Path) -> None:
         frame, look = shown["frame"], shown["look"]
         newest = obs[0, -3:].permute(1, 2, 0).numpy()
         assert np.array_equal(picture(frame["observation"]), newest)
-        assert frame["value"] == pytest.approx(float(q(obs, action).detach()), rel=1e-5)
+        assert frame["value"] == pytest.approx(float(agent.value(obs, action).detach()), rel=1e-5)
         guess = agent.predict_mask(obs, action)[0, -3:].mean(dim=0)
-        assert np.array_equal(picture(frame["predicted"]), explain.grey(guess.numpy()))
+        assert np.array_equal(picture(frame["predicted"]), drawing.grey(guess.numpy()))
         body = picture(frame["body"])[..., 0] > 0
         assert 0 < body.mean() < 0.5
         assert frame["body_share"] == pytest.approx(body.mean())
@@ -464,16 +446,16 @@ def test_what_is_shown_is_what_the_library_computes(folder: Path) -> None:
             live.session.control({"rho": rho})
             look = live.see(lambda parts, rho=rho: parts["look"]["rho"] == rho and parts["look"]["step"] == 3)["look"]
             kept = heat.numpy() >= np.quantile(heat.numpy(), rho)
-            assert np.array_equal(picture(look["mask"]), explain.overlaid(newest, kept))
+            assert np.array_equal(picture(look["mask"]), drawing.overlaid(newest, kept))
             assert look["share"] == pytest.approx((kept & body).sum() / kept.sum())
             assert look["chance"] == pytest.approx(body.mean())
             assert look["kept"] == pytest.approx(kept.mean())
         live.session.control({"method": "occlusion"})
         shown = live.see(lambda parts: parts["look"]["method"] == "occlusion")
-        dropped = attribution.occlusion(q, obs, action)[0, -3:].abs().amax(dim=0).numpy()
+        dropped = attribution.occlusion(agent.value, obs, action)[0, -3:].abs().amax(dim=0).numpy()
         high = np.percentile(dropped, 99.5)
         assert shown["look"]["scale"] == pytest.approx(high, rel=1e-4)
-        near = picture(shown["look"]["attribution"]).astype(int) - explain.inferno(dropped / high)
+        near = picture(shown["look"]["attribution"]).astype(int) - drawing.inferno(dropped / high)
         assert np.abs(near).max() <= 2
 
 
@@ -545,7 +527,7 @@ def test_what_cannot_be_played_is_said_and_can_be_left(folder: Path, monkeypatch
             raise SgqnError("no such clip")
 
         with monkeypatch.context() as patched:
-            patched.setattr("sgqn.watch.player.make", fail)
+            patched.setattr("sgqn.watch.player.environment", fail)
             live.session.control({"shift": "video_easy"})
             live.see(lambda parts: parts["note"] == "no such clip")
         live.session.control({"shift": "color_hard"})
@@ -603,14 +585,14 @@ def test_every_method_works_beside_the_simulation(folder: Path) -> None:
 
 def test_only_methods_that_can_run_are_offered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def methods() -> list[str]:
-        session = Session(START)
-        Player(folder, session, Looker(session), "warp").close()
+        session = Session(START, TASK)
+        Player(folder, Subject.load(folder), session, Looker(session), "warp").close()
         offered: list[str] = session.news(0, 0)[1]["run"]["methods"]
         return offered
 
     def announced() -> list[str]:
         said: list[str] = []
-        with Server(Session(START)) as made:
+        with Server(Session(START, TASK)) as made:
             watch._announce(FakePlayer(), made, said.append)  # type: ignore[arg-type]
         return said
 
@@ -618,9 +600,9 @@ def test_only_methods_that_can_run_are_offered(folder: Path, monkeypatch: pytest
     assert "Captum" not in "".join(announced())
     monkeypatch.setitem(sys.modules, "captum", None)
     assert methods() == ["gradient", "guided_backprop", "smoothgrad", "rise"]
-    missing = "no grad_cam, guided_grad_cam, integrated_gradients, occlusion: pip install 'sgqn[explain]'"
+    missing = "grad_cam, guided_grad_cam, integrated_gradients, occlusion (pip install 'sgqn[explain]')"
     assert missing in announced()[0]
-    with serving(Session(START)) as made:
+    with serving(Session(START, TASK)) as made:
         assert "needs Captum" in refused(made, 400, "POST", "/control", {"method": "occlusion"})
         assert ask(made, "POST", "/control", {"method": "rise"})[0] == 200
     with pytest.raises(SgqnError, match="needs Captum"):
@@ -636,7 +618,7 @@ def evaluation(step: int, shift: str, *returns: float) -> dict[str, Any]:
 
 
 def test_curves_follow_the_logs(own: Path) -> None:
-    shared = Session(START)
+    shared = Session(START, TASK)
     thread = threading.Thread(target=follow, args=(own, shared, 0.05))
     thread.start()
 
@@ -670,7 +652,7 @@ def test_curves_follow_the_logs(own: Path) -> None:
 
 
 def test_an_agent_without_logs_says_so() -> None:
-    shared = Session(START)
+    shared = Session(START, TASK)
     follow(None, shared)
     assert "without the logs" in shared.news(0, 0)[1]["learning"]["error"]
 
@@ -704,12 +686,12 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 class FakePlayer:
-    subject = explain.Subject(None, run.TrainConfig(), 5)  # type: ignore[arg-type]
+    subject = Subject(None, run.TrainConfig(), 5)  # type: ignore[arg-type]
 
 
 def test_others_are_warned_of() -> None:
     said: list[str] = []
-    with Server(Session(START), "0.0.0.0") as made:
+    with Server(Session(START, TASK), "0.0.0.0") as made:
         watch._announce(FakePlayer(), made, said.append)  # type: ignore[arg-type]
     assert said[0].startswith("warning: everyone who can reach this machine")
     assert f"http://localhost:{made.port}/" in said[1]
@@ -742,7 +724,7 @@ def test_ctrl_c_ends_it(folder: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert (second, out) == ("Ctrl-C ends it\n", "")
+    assert (second, out) == ("press Ctrl-C to stop\n", "")
     assert errors == "\nstopped\n"
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", int(found[1])), timeout=1):
         pass
@@ -854,14 +836,14 @@ def test_the_page_on_a_telephone(browser: Any, cropping: Path) -> None:
 
 
 def test_the_page_tells_when_the_server_has_gone_and_finds_the_next(browser: Any) -> None:
-    first = Session(START)
+    first = Session(START, TASK)
     with serving(first) as made, opened(browser, made) as (page, _):
         in_page(page, "document.getElementById('status').textContent === 'live'")
         first.stop()
         made.shutdown()
         made.server_close()
         in_page(page, "document.getElementById('status').textContent.startsWith('connection lost')")
-        with Server(Session(dataclasses.replace(START, paused=True)), port=made.port) as later:
+        with Server(Session(dataclasses.replace(START, paused=True), TASK), port=made.port) as later:
             threading.Thread(target=later.serve_forever, daemon=True).start()
             in_page(page, "document.getElementById('status').textContent === 'paused'")
             later.session.stop()

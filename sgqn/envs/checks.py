@@ -17,7 +17,7 @@ def check_seed(seed: SupportsInt) -> int:
 
 def check_count(name: str, value: SupportsInt) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
-        raise InvalidValueError(f"{name} must be a whole number from 0 on, not {value!r}")
+        raise InvalidValueError(f"{name} must be a non-negative integer, not {value!r}")
     return int(value)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sgqn.config import TrainConfig, preset
-from sgqn.envs.tasks import find_task
+from sgqn.envs.families import find_task
 from sgqn.pretrained.package import Package
 from sgqn.results.runs import Curve, Run, RunEvaluation, rank
 

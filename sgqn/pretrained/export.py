@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from sgqn import attribution, checkpoint, pretrained
+from sgqn import checkpoint, pretrained
 from sgqn.agents import Agent
-from sgqn.envs.tasks import find_task
+from sgqn.envs.families import find_task
 from sgqn.errors import DataError, InvalidValueError
-from sgqn.explain import AT_ONCE, Report, Subject, attribute, play
 from sgqn.files import write_folder
+from sgqn.inspect import Subject, looks, play
+from sgqn.inspect.measures import binary, mask_iou
 from sgqn.pretrained import card, package
 from sgqn.pretrained.package import Package, Precision
 from sgqn.results.runs import find_runs
 
-CHECKED = ("train", "video_hard")
 CHECK_STEPS = 100
-"""Steps of an episode in each of these shifts on which the packed agent is compared with the trained one."""
+"""Steps of an episode, in the clean scene and under the hardest shift, on which both agents are compared."""
 TOLERANCE: dict[Precision, float] = {"half": 0.01, "int8": 0.05}
-"""How far the actions, which range from -1 to 1, may differ in the mean."""
+"""Largest mean difference of the actions, which range from -1 to 1."""
+
+Report = Callable[[str, int, int], None]
+"""report(what, done, total), called as the work progresses."""
 
 
 class Exported(NamedTuple):
@@ -94,26 +99,24 @@ def _check_out(out: Path) -> None:
 @torch.no_grad()
 def compare(subject: Subject, packed: Agent, renderer: str = "auto", report: Report | None = None) -> dict[str, Any]:
     """How the packed agent differs from the trained one, on what the trained one meets in two shifts."""
+    task = subject.config.task
+    checked = tuple(dict.fromkeys((find_task(task).shifts[0], find_task(task).shifts[-1])))
     steps = min(CHECK_STEPS, subject.config.episode_steps)
+    on_step = None if report is None else partial(report, f"{subject.name}: episode")
     differences, overlaps = [], []
-    for shift in CHECKED:
-        episode = play(subject, shift, renderer=renderer, steps=steps, report=report)
+    for shift in checked:
+        episode = play(subject, shift, renderer=renderer, count=steps, on_step=on_step)
         differences.append((packed.policy(episode.seen, True) - episode.actions).abs())
-        for part in torch.arange(len(episode.seen)).split(AT_ONCE):
-            seen, actions = episode.seen[part], episode.actions[part]
-            ours, theirs = (_mask(agent, subject, seen, actions) for agent in (subject.agent, packed))
-            overlaps.append((ours & theirs).sum(dim=(1, 2, 3)) / (ours | theirs).sum(dim=(1, 2, 3)))
+        ours, theirs = (
+            looks(agent, episode.seen, episode.actions, subject.method) for agent in (subject.agent, packed)
+        )
+        for one, other in zip(ours, theirs, strict=True):
+            overlaps.append(mask_iou(binary(one.mask(subject.rho)), binary(other.mask(subject.rho)), frames=1))
     difference = torch.cat(differences)
     return {
         "observations": len(difference),
-        "shifts": list(CHECKED),
+        "shifts": list(checked),
         "mean": float(difference.mean()),
         "largest": float(difference.max()),
         "masks": float(torch.cat(overlaps).mean()),
     }
-
-
-def _mask(agent: Agent, subject: Subject, seen: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-    settings = subject.config.settings
-    heat = attribute(agent, seen, actions, settings.attribution)
-    return attribution.quantile_mask(heat, settings.rho, subject.config.frame_stack)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
-from sgqn import explain
 from sgqn.errors import SgqnError
-from sgqn.explain import Block, Episode, Subject
+from sgqn.inspect import Episode, Images, Subject, look_at, play
+from sgqn.inspect.drawing import grey, inferno, paste, png, text
 from sgqn.results.document import Picture, slug
 from sgqn.results.runs import Run, with_settings
 from sgqn.results.tables import agents_of, title_of
@@ -22,6 +22,14 @@ COLUMNS = ("observation", "attribution", "mask", "predicted mask")
 CELL, GAP, BETWEEN, NAMES, HEAD, ROW, MARGIN = 168, 10, 36, 300, 92, 178, 8
 """In pixels of the file, which is shown at half its size."""
 INK, GREY, PALE = (29, 33, 41), (104, 112, 125), (240, 242, 245)
+
+
+class Row(NamedTuple):
+    """One agent and what it looks at."""
+
+    subject: Subject
+    images: Images
+
 
 OnShare = Callable[[float], None]
 """Told the share of the work that is done, from 0 to 1."""
@@ -78,7 +86,7 @@ def _sheet(subjects: Sequence[Subject], shift: str, seed: int, renderer: str, sa
     task, length = subjects[0].config.task, subjects[0].config.episode_steps
     moments = np.unique([int(share * length) for share in MOMENTS])
     played: dict[tuple[int, int, int], Episode] = {}
-    blocks = []
+    rows = []
     for number, subject in enumerate(subjects):
         eyes = (subject.agent.spec.render_size, subject.agent.spec.image_size, subject.config.frame_stack)
         if eyes not in played:
@@ -86,11 +94,11 @@ def _sheet(subjects: Sequence[Subject], shift: str, seed: int, renderer: str, sa
             steps = int(moments[-1]) + 1
             actions = first.actions if first else None
 
-            def on_step(_: str, done: int, total: int, number: int = number) -> None:
+            def on_step(done: int, total: int, number: int = number) -> None:
                 say((number + 0.9 * done / total) / len(subjects))
 
-            played[eyes] = explain.play(subject, shift, seed, renderer, steps, actions, on_step)
-        blocks.append(_look(subject, played[eyes], moments, shift))
+            played[eyes] = play(subject, shift, seed, renderer, steps, actions, on_step=on_step)
+        rows.append(_look(subject, played[eyes], moments))
         say((number + 1) / len(subjects))
     episode = next(iter(played.values()))
     caption = (
@@ -98,73 +106,53 @@ def _sheet(subjects: Sequence[Subject], shift: str, seed: int, renderer: str, sa
         f"{' and '.join(map(str, moments))}; every agent attributes the value of the action that it would take. "
         f"Renderer {episode.renderer}, backgrounds {episode.backgrounds}."
     )
-    sheet = draw(blocks, moments)
-    file = io.BytesIO()
-    sheet.save(file, format="PNG", optimize=True)
-    return Picture(slug(f"look-{task}-{shift}"), f"{task}, {shift}", caption, file.getvalue(), sheet.size)
+    sheet = draw(rows, moments)
+    return Picture(slug(f"look-{task}-{shift}"), f"{task}, {shift}", caption, png(sheet, optimize=True), sheet.size)
 
 
-def _look(subject: Subject, episode: Episode, moments: np.ndarray, shift: str) -> Block:
+def _look(subject: Subject, episode: Episode, moments: np.ndarray) -> Row:
     """The moments through the eyes of an agent, whoever plays."""
     seen = episode.seen[torch.from_numpy(moments.clip(max=len(episode.seen) - 1))].to(subject.agent.device)
     with torch.no_grad():
         actions = subject.agent.policy(seen, deterministic=True)
-    picked = episode._replace(seen=seen, actions=actions)
-    method = subject.config.settings.attribution
-    (block,) = explain.look_at(subject, picked, np.arange(len(moments)), shift, method, (), lambda *_: None)
-    return block
+    return Row(subject, look_at(subject.agent, seen, actions, subject.method).images(subject.rho))
 
 
 # ---------------------------------------------------------------- drawing
 
 
-def draw(blocks: Sequence[Block], moments: np.ndarray) -> Image.Image:
-    """A row of pictures for each agent: what it sees, its attribution, mask and predicted mask, at every moment."""
+def draw(rows: Sequence[Row], moments: np.ndarray) -> Image.Image:
+    """A row of images for each agent: what it sees, its attribution, mask and predicted mask, at every moment."""
     strip = len(COLUMNS) * (CELL + GAP) - GAP
     width = NAMES + len(moments) * strip + (len(moments) - 1) * BETWEEN
-    sheet = Image.new("RGB", (width, HEAD + len(blocks) * ROW - GAP + MARGIN), "white")
+    sheet = Image.new("RGB", (width, HEAD + len(rows) * ROW - GAP + MARGIN), "white")
     pen = ImageDraw.Draw(sheet)
     for i, moment in enumerate(moments):
         left = NAMES + i * (strip + BETWEEN)
-        _text(pen, (left, 4), f"step {moment}", 28, INK)
+        text(pen, (left, 4), f"step {moment}", 28, INK)
         for j, name in enumerate(COLUMNS):
-            _text(pen, (left + j * (CELL + GAP), 50), name, 24, GREY)
-        for row, block in enumerate(blocks):
-            _strip(sheet, pen, block, i, left, HEAD + row * ROW)
-    for row, block in enumerate(blocks):
-        _names(pen, block, HEAD + row * ROW)
+            text(pen, (left + j * (CELL + GAP), 50), name, 24, GREY)
+        for number, row in enumerate(rows):
+            _strip(sheet, row.images, i, left, HEAD + number * ROW)
+    for number, row in enumerate(rows):
+        _names(pen, row, HEAD + number * ROW)
     return sheet
 
 
-def _names(pen: ImageDraw.ImageDraw, block: Block, top: int) -> None:
-    config = block.subject.config
-    _text(pen, (0, top + 36), title_of(config.agent), 28, INK)
-    _text(pen, (0, top + 76), f"seed {config.seed}, {block.subject.step:,} steps", 22, GREY)
-    _text(pen, (0, top + 106), f"rho {block.rho:g}", 22, GREY)
+def _names(pen: ImageDraw.ImageDraw, row: Row, top: int) -> None:
+    config = row.subject.config
+    mask = "soft mask" if row.images.soft else f"rho {row.subject.rho:g}"
+    text(pen, (0, top + 36), title_of(config.agent), 28, INK)
+    text(pen, (0, top + 76), f"seed {config.seed}, {row.subject.step:,} steps", 22, GREY)
+    text(pen, (0, top + 106), mask, 22, GREY)
 
 
-def _strip(sheet: Image.Image, pen: ImageDraw.ImageDraw, block: Block, moment: int, left: int, top: int) -> None:
-    pictures = (
-        block.observation[moment],
-        explain.inferno(block.attribution[moment] / block.scale),
-        explain.grey(block.mask[moment]),
-        None if block.predicted is None else explain.grey(block.predicted[moment]),
+def _strip(sheet: Image.Image, shown: Images, moment: int, left: int, top: int) -> None:
+    cells = (
+        shown.observation[moment],
+        inferno(shown.attribution[moment] / shown.scale),
+        grey(shown.mask[moment]),
+        None if shown.predicted is None else grey(shown.predicted[moment]),
     )
-    for j, picture in enumerate(pictures):
-        x = left + j * (CELL + GAP)
-        if picture is None:
-            pen.rectangle((x, top, x + CELL - 1, top + CELL - 1), fill=PALE)
-            _text(pen, (x + CELL // 2, top + CELL // 2), "no decoder", 22, GREY, "mm")
-        else:
-            sheet.paste(Image.fromarray(picture).resize((CELL, CELL), Image.Resampling.NEAREST), (x, top))
-
-
-def _text(
-    pen: ImageDraw.ImageDraw,
-    at: tuple[int, int],
-    text: str,
-    size: int,
-    fill: tuple[int, int, int],
-    anchor: str = "la",
-) -> None:
-    pen.text(at, text, fill=fill, font=ImageFont.load_default(size), anchor=anchor)
+    for j, cell in enumerate(cells):
+        paste(sheet, cell, (left + j * (CELL + GAP), top), CELL, 22, PALE, GREY)

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sgqn import attribution, checkpoint
+from sgqn import attribution
 from sgqn import run as folders
 from sgqn.config import versions
-from sgqn.envs.tasks import check_shift
+from sgqn.envs.families import check_shift, find_task
 from sgqn.errors import InvalidValueError
+from sgqn.inspect import Subject
 from sgqn.results.figures import Chart, Line, color_of
 from sgqn.results.runs import Run, RunSaliency
 from sgqn.results.tables import (
@@ -85,7 +86,7 @@ OnStep = Callable[[str, int, int], None]
 
 def record(
     path: str | Path,
-    shifts: Sequence[str],
+    shifts: Sequence[str] = (),
     episodes: int = 5,
     methods: Sequence[str] = (),
     rho: float | None = None,
@@ -96,30 +97,31 @@ def record(
     curves: bool = True,
     on_step: OnStep | None = None,
 ) -> list[dict[str, Any]]:
-    """Measure the saliency of a run's newest checkpoint, or of the agent given, and append it to the run's log.
+    """Measure the saliency of a run's newest checkpoint, or of another agent, and append it to the run's log.
 
-    Without methods, by the one that the run was configured with; without rho, at the run's own.
+    Without shifts, the training scene and the task's hardest shift; without methods or rho, the agent's own.
     """
-    if not shifts:
-        raise InvalidValueError("name at least one shift, such as --shift train video_hard")
-    for shift in shifts:
-        check_shift(shift)
     for method in methods:
         attribution.check(method)
     if rho is not None and not 0 <= rho < 1:
         raise InvalidValueError(f"rho must lie in [0, 1), not {rho}: 0.95 keeps one pixel in twenty")
-    agent, config, step, home = folders.load(path, device)
+    home, _ = folders.about(path)
+    subject = Subject.load(path, device)
+    task = subject.config.task
+    shifts = shifts or (find_task(task).shifts[0], find_task(task).shifts[-1])
+    for shift in shifts:
+        check_shift(task, shift)
     lines = []
     for shift in shifts:
-        for method in methods or (config.settings.attribution,):
+        for method in methods or (subject.method,):
 
             def say(done: int, total: int, what: str = f"{shift}, {method}") -> None:
                 if on_step is not None:
                     on_step(what, done, total)
 
             found = measure(
-                agent,
-                config.task,
+                subject.agent,
+                task,
                 shift,
                 episodes,
                 seed,
@@ -131,7 +133,7 @@ def record(
                 num_workers=0 if episodes <= 2 else None,
                 on_step=say,
             )
-            line = {"step": step, **found.to_dict(), "versions": versions()}
+            line = {"step": subject.step, **found.to_dict(), "versions": versions()}
             if home is not None:
                 folders.append_line(home / folders.SALIENCY, line)
             lines.append(line)
@@ -165,11 +167,11 @@ def missing(run: Run, shifts: Iterable[str]) -> list[str]:
     """The shifts in which the run's newest checkpoint was not measured with its own method and rho."""
     if run.checkpoint is None:
         return []
-    step, settings = checkpoint.step_of(run.checkpoint), run.config.settings
+    subject = Subject.load(run.checkpoint)
     done = {
         found.shift
         for found in run.saliency
-        if (found.step, found.method) == (step, settings.attribution) and math.isclose(found.rho, settings.rho)
+        if (found.step, found.method) == (subject.step, subject.method) and math.isclose(found.rho, subject.rho)
     }
     return [shift for shift in shifts if shift not in done]
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import sgqn
 from sgqn.config import TrainConfig, preset
-from sgqn.envs.tasks import check_shift
-from sgqn.errors import InvalidValueError, SgqnError
-from sgqn.explain import PERCENTILE
+from sgqn.envs.families import all_shifts, find_task
+from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
 from sgqn.files import write_atomically
+from sgqn.inspect.look import PERCENTILE
 from sgqn.results import gallery, html_page, looking, markdown_page, paper
 from sgqn.results.curves import profile_charts, score_charts, shift_charts, training_chart
 from sgqn.results.document import (
@@ -87,7 +87,8 @@ def report(
     out = Path(out)
     check_out(out)
     for shift in shifts:
-        check_shift(shift)
+        if shift not in all_shifts():
+            raise UnknownNameError("shift", shift, all_shifts())
     found = find_runs(paths)
     warnings: list[str] = []
     if saliency:
@@ -129,7 +130,11 @@ def _measure(
     if run.checkpoint is None:
         warnings.append(f"saliency not measured: {run.path} has no checkpoint")
         return
-    wanted = looking.missing(run, shifts)
+    try:
+        wanted = looking.missing(run, shifts)
+    except SgqnError as error:
+        warnings.append(f"saliency of {run.path} not measured: {error}")
+        return
     for number, shift in enumerate(wanted):
 
         def on_step(_: str, done: int, total: int, number: int = number) -> None:
@@ -144,16 +149,11 @@ def _measure(
 
 def _two_shifts(runs: Sequence[Run]) -> tuple[str, ...]:
     """The training scene, and the hardest shift that was evaluated."""
-    evaluated = [shift for shift in shifts_of(runs) if shift != "train" and _is_shift(shift)]
-    return ("train", evaluated[-1] if evaluated else "video_hard")
-
-
-def _is_shift(name: str) -> bool:
-    try:
-        check_shift(name)
-    except SgqnError:
-        return False
-    return True
+    tasks = [find_task(task) for task in tasks_of(runs)]
+    training = list(dict.fromkeys(task.shifts[0] for task in tasks))
+    known = {shift for task in tasks for shift in task.shifts}
+    evaluated = [shift for shift in shifts_of(runs) if shift not in training and shift in known]
+    return (*training, evaluated[-1] if evaluated else tasks[0].shifts[-1])
 
 
 # ---------------------------------------------------------------- the document

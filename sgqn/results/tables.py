@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sgqn.envs.tasks import SHIFTS, find_task
+from sgqn.envs.families import all_shifts, find_task
 from sgqn.results import paper
 from sgqn.results.paper import AVERAGE, Score
 from sgqn.results.runs import Run, RunEvaluation, RunSaliency, by_seed, own_rho, with_settings
@@ -525,7 +525,8 @@ def shifts_of(runs: Iterable[Run]) -> tuple[str, ...]:
 
 def shift_order(shift: str) -> tuple[int, str]:
     """The known ones in their order, then others."""
-    return (SHIFTS.index(shift) if shift in SHIFTS else len(SHIFTS), shift)
+    known = all_shifts()
+    return (known.index(shift) if shift in known else len(known), shift)
 
 
 def title_of(agent: str) -> str:

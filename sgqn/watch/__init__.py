@@ -1,4 +1,4 @@
-"""The live view: an agent at play, what it looks at and how its run learns, on a local web page."""
+"""The live view: an agent acting, what it looks at and how its run learns, on a local web page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from pathlib import Path
 
 from sgqn import attribution
 from sgqn import run as runs
+from sgqn.envs.families import find_task
 from sgqn.errors import Interrupted
+from sgqn.inspect import Subject
 from sgqn.signals import asked_to_stop
 from sgqn.watch.learning import follow
 from sgqn.watch.looker import Looker
@@ -27,7 +29,7 @@ PORT = 8765
 
 def watch(
     path: str | Path,
-    shift: str = "video_hard",
+    shift: str | None = None,
     method: str | None = None,
     rho: float | None = None,
     seed: int = 0,
@@ -40,15 +42,17 @@ def watch(
 ) -> None:
     """Serve the live view of a run, a checkpoint or an exported agent, until a signal ends it with `Interrupted`.
 
-    `shift`, `method`, `rho` (by default the run's own) and `seed` are what the page begins with.
+    The page starts with `shift` (by default the task's hardest), `method` and `rho` (the agent's own) and `seed`.
     """
-    home, config = runs.about(path)
-    settings = config.settings
-    session = Session(Settings(shift, method or settings.attribution, settings.rho if rho is None else rho, seed=seed))
+    home, _ = runs.about(path)
+    subject = Subject.load(path, device)
+    task = subject.config.task
+    begin = (shift or find_task(task).shifts[-1], method or subject.method, subject.rho if rho is None else rho)
+    session = Session(Settings(*begin, seed=seed), task)
     looker = Looker(session)
     with ExitStack() as stack:
         server = stack.enter_context(Server(session, host, port))
-        player = Player(path, session, looker, renderer, device)
+        player = Player(path, subject, session, looker, renderer, device)
         stack.callback(player.close)
         player.prepare()
         stack.enter_context(_at_work(session, looker, threading.Thread(target=follow, args=(home, session))))
@@ -63,7 +67,7 @@ def watch(
 
 @contextmanager
 def _at_work(session: Session, *threads: threading.Thread) -> Iterator[None]:
-    """Run threads until the end, which is then the session's too."""
+    """Run threads while the block runs; its end stops the session."""
     try:
         for thread in threads:
             thread.start()
@@ -79,11 +83,9 @@ def _announce(player: Player, server: Server, say: Callable[[str], object]) -> N
     if not server.loopback:
         say(f"warning: everyone who can reach this machine at port {server.port} can watch and change what is shown")
     if missing := [name for name in attribution.METHODS if name not in attribution.available()]:
-        say(
-            f"without Captum there is no {', '.join(missing)}: pip install 'sgqn[explain]', or captum itself, adds them"
-        )
+        say(f"not available without Captum: {', '.join(missing)} (pip install 'sgqn[explain]')")
     say(f"{player.subject.name}, on {player.subject.config.task}: {server.url}")
-    say("Ctrl-C ends it")
+    say("press Ctrl-C to stop")
 
 
 def _open(url: str) -> None:

@@ -96,10 +96,10 @@ const show = {
   },
 
   frame(frame) {
-    for (const name of ["observation", "body", "predicted"]) picture(name, frame[name]);
+    for (const name of ["observation", "body", "predicted"]) draw(name, frame[name]);
     element("predicted-none").textContent = "this agent has no decoder";
     element("observation-about").textContent = `${frame.shift}, seed ${frame.seed}, episode ${frame.episode}`;
-    const body = frame.body_share ? `${percent(frame.body_share)} of the picture` : "not in view";
+    const body = frame.body_share ? `${percent(frame.body_share)} of the image` : "not in view";
     element("body-about").textContent = body;
     number("at", String(frame.step), ` / ${frame.steps}${frame.over ? " over" : ""}`);
     number("return", short(frame.return, 1));
@@ -120,7 +120,7 @@ const show = {
     const failed = look && look.error;
     for (const name of ["attribution", "mask"]) {
       element(name).parentElement.classList.toggle("stale", !look);
-      if (look) picture(name, look[name]);
+      if (look) draw(name, look[name]);
       if (failed) element(name).nextElementSibling.textContent = look.error;
     }
     number("share", look && !failed ? percent(look.share) : "–");
@@ -128,7 +128,7 @@ const show = {
     element("scale").textContent = look && look.scale ? scientific(look.scale) : "";
     element("attribution-about").textContent = look ? look.method : "";
     element("kept").textContent = look && !failed ? `kept, ${percent(look.kept)}` : "kept";
-    element("mask-about").textContent = look && !failed ? `rho ${look.rho}` : "";
+    element("mask-about").textContent = look && !failed ? (look.soft ? "soft" : `rho ${look.rho}`) : "";
     showLag();
   },
 
@@ -142,7 +142,7 @@ const show = {
   learning: () => drawLearning(),
 };
 
-function picture(name, source) {
+function draw(name, source) {
   if (source) element(name).src = source;
   else element(name).removeAttribute("src");
 }

@@ -1,4 +1,4 @@
-"""What the page, the simulation and the attribution share: settings that the page changes, results that it shows."""
+"""What the page, the simulation and the attribution share: settings from the page, results for it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sgqn import attribution
-from sgqn.envs.tasks import check_shift
+from sgqn.envs.families import check_shift
 from sgqn.errors import InvalidValueError, UnknownNameError
 
 SLOWEST, FASTEST = 0.1, 100.0
-"""Limits of the speed; 1 is as fast as the agent acts in its task."""
+"""Limits of the speed; 1 is real time."""
 LARGEST = 2**31 - 1
-"""Of seeds and episodes."""
+"""Largest seed and episode."""
 COMMANDS = ("restart", "step")
 PATIENCE = 15.0
-"""Seconds without a question after which nobody watches any more: longer than a page waits for an answer."""
+"""Seconds without a request after which nobody is watching: longer than a page waits for an answer."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the page chooses."""
+    """What the page sets."""
 
     shift: str
     method: str
@@ -36,7 +36,7 @@ class Settings:
     speed: float = 1.0
 
     def __post_init__(self) -> None:
-        check_shift(_of_kind("shift", self.shift, str))
+        _of_kind("shift", self.shift, str)  # the session checks whether its task has it
         attribution.check(_of_kind("method", self.method, str))
         if not 0 <= _of_kind("rho", self.rho, (int, float)) < 1:
             raise InvalidValueError(f"rho must lie in [0, 1), not {self.rho}: 0.95 keeps one pixel in twenty")
@@ -49,15 +49,15 @@ class Settings:
 
 
 def _of_kind(name: str, value: Any, kind: type | tuple[type, ...]) -> Any:
-    """The value, which a page may have sent as anything, if it is of that kind."""
+    """The value if it has that type; a page may send anything."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        what = {str: "a name", int: "a whole number", bool: "true or false", (int, float): "a number"}[kind]
+        what = {str: "a name", int: "an integer", bool: "true or false", (int, float): "a number"}[kind]
         raise InvalidValueError(f"{name} must be {what}, not {value!r}")
     return value
 
 
 class Start(NamedTuple):
-    """Which episode is to be played; another one begins when it changes."""
+    """Which episode to play; when it changes, another one starts."""
 
     shift: str
     seed: int
@@ -66,15 +66,16 @@ class Start(NamedTuple):
 
 
 class Session:
-    """Settings on the way in, named parts of what is to be seen on the way out; safe for any number of threads.
+    """Takes settings in and gives named parts of the view out; safe for any number of threads.
 
-    Every change of a part gets a larger version than all before, also those of an earlier server, so a page that tells
-    the last version it saw is sent what is new, and no more.
+    Every change of a part gets a version larger than all before, including those of an earlier server. A page tells the
+    last version that it saw, and is sent only what is newer.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, task: str):
+        check_shift(task, settings.shift)
         self.changed = threading.Condition()
-        self.settings = settings
+        self.settings, self.task = settings, task
         self.stopped = False
         self._restarts = 0
         self._steps_due = 0
@@ -89,11 +90,11 @@ class Session:
 
     @property
     def watched(self) -> bool:
-        """Whether some page asked lately."""
+        """Whether a page asked recently."""
         return time.monotonic() - self._last_asked < PATIENCE
 
     def control(self, values: Mapping[str, Any]) -> Settings:
-        """Change some settings, or restart, or make one step; all of it, or nothing and an error."""
+        """Change settings, restart or make one step; if anything is invalid, raise and change nothing."""
         wanted = dict(values)
         commands = {name: wanted.pop(name) for name in COMMANDS if name in wanted}
         known = [field.name for field in dataclasses.fields(Settings)]
@@ -109,7 +110,9 @@ class Session:
             wanted["paused"] = True
         with self.changed:
             before = self.start
-            self._set(dataclasses.replace(self.settings, **wanted))
+            changed = dataclasses.replace(self.settings, **wanted)
+            check_shift(self.task, changed.shift)
+            self._set(changed)
             self._restarts += "restart" in commands
             self._steps_due = 0 if self.start != before or not self.settings.paused else self._steps_due
             self._steps_due += "step" in commands
@@ -117,15 +120,15 @@ class Session:
             return self.settings
 
     def next_episode(self, after: Start) -> None:
-        """Go on to the episode after that one, unless another was chosen meanwhile."""
+        """Continue with the following episode, unless another one was chosen meanwhile."""
         with self.changed:
             if self.start == after:
                 self._set(dataclasses.replace(self.settings, episode=(after.episode + 1) % LARGEST))
 
     def wait_turn(self, start: Start, seconds: float) -> bool:
-        """Wait until the next step is due, at speed 1 `seconds` after this call; False if the episode is to end.
+        """Wait until the next step is due, at speed 1 `seconds` after this call; False if the episode should end.
 
-        While it is paused, or nobody watches, only a step that was asked for is due.
+        While paused, or while nobody is watching, a step is due only if it was requested.
         """
         since = time.monotonic()
         with self.changed:
@@ -146,7 +149,7 @@ class Session:
             self.changed.wait_for(lambda: self.stopped or self.start != start)
 
     def publish(self, name: str, value: Any, only_for: Start | None = None) -> None:
-        """Make a part known, unless it belongs to an episode that is not played any more."""
+        """Publish a part, unless it belongs to an episode that is no longer played."""
         with self.changed:
             if only_for is None or only_for == self.start:
                 self._version += 1
@@ -154,10 +157,10 @@ class Session:
                 self.changed.notify_all()
 
     def news(self, after: int, timeout: float) -> tuple[int, dict[str, Any]]:
-        """The version, and the parts newer than `after`, as soon as there are any or the time is over."""
+        """The version, and the parts newer than `after`, as soon as there are any or the timeout has passed."""
         with self.changed:
             self._asked()
-            if after > self._version:  # of another server
+            if after > self._version:  # from another server
                 after = 0
             self.changed.wait_for(lambda: self.stopped or self._version > after, timeout)
             self._asked()
@@ -179,8 +182,13 @@ class Session:
             self.publish("settings", dataclasses.asdict(settings))
 
     def _asked(self) -> None:
-        """Note that somebody watches; a simulation that waited for it goes on."""
+        """Note that somebody is watching; a simulation that waited for it continues."""
         slept = not self.watched
         self._last_asked = time.monotonic()
         if slept:
             self.changed.notify_all()
+
+
+def finite(number: float) -> float | None:
+    """For JSON, which has no NaN."""
+    return number if math.isfinite(number) else None

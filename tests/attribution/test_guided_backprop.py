@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from sgqn import attribution, networks
 from sgqn.attribution import gradient, guided, guided_backprop, guided_gradient_of, switchable_relu
 from sgqn.errors import InvalidValueError, UnknownNameError
-from tests.attribution.helpers import ModuleCritic, batch, perturbed_critic, q1
+from tests.attribution.critics import ModuleCritic, batch, perturbed_critic, q1
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
 
 
 def captum(model: nn.Module, obs: Tensor, action: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from sgqn.attribution import (
 )
 from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
 from tests.agents.small import batch_for, small
-from tests.attribution.helpers import ModuleCritic, batch, perturbed_critic, q1
+from tests.attribution.critics import ModuleCritic, batch, perturbed_critic, q1
 
 FAST: dict[str, dict[str, Any]] = {
     "integrated_gradients": {"steps": 5},

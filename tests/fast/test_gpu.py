@@ -18,7 +18,7 @@ from sgqn.networks import Encoder
 from sgqn.replay import Batch
 from sgqn.runner import choose_backend
 from tests.agents.small import settings_of
-from tests.fast.test_operators import carry_back, convolve, cosine, shaken
+from tests.fast.oracles import carry_back, convolve, cosine, shaken
 
 BATCH, ACTIONS = 16, 6
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

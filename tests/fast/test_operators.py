@@ -18,12 +18,9 @@ from sgqn.fast import autograd, encoder, heads, pixels, switch, weights
 from sgqn.networks import AttributionDecoder, Encoder, PolicyHead, Projection, QHeads, ema_update
 from tests.agents.small import batch_for, small
 from tests.fast.emulated import requires_compiler
+from tests.fast.oracles import carry_back, convolve, cosine, shaken
 
 pytestmark = [requires_compiler, pytest.mark.usefixtures("emulated")]
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    return torch.cosine_similarity(a.flatten().double(), b.flatten().double(), dim=0).item()
 
 
 def close(a: Tensor, b: Tensor, at_least: float = 0.999, size: float = 0.02) -> None:
@@ -31,15 +28,6 @@ def close(a: Tensor, b: Tensor, at_least: float = 0.999, size: float = 0.02) -> 
     assert a.shape == b.shape
     assert cosine(a, b) >= at_least
     assert abs(a.norm() / b.norm() - 1).item() <= size
-
-
-def shaken(module: nn.Module, by: float = 0.02) -> nn.Module:
-    """Weights as after some training: initial ones are full of zeros."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(by * torch.randn_like(parameter))
-    return module
 
 
 def picture(batch: int, generator: int = 0) -> Tensor:
@@ -57,17 +45,6 @@ def both(run):
 # ---- encoder
 
 
-def convolve(x: Tensor, convs: nn.ModuleList, guided: bool = False) -> list[Tensor]:
-    """The encoder layer by layer, activations and weights rounded as the kernel rounds them: an independent oracle."""
-    levels = [x.float()]
-    for i, conv in enumerate(convs):
-        weight = conv.weight.detach().bfloat16().float()
-        out = nn.functional.conv2d(levels[-1], weight, None, conv.stride)
-        out = (out / 255 if i == 0 else out) + conv.bias.detach()[:, None, None]
-        levels.append((out.relu() if i + 1 < len(convs) else out).bfloat16().float())
-    return levels
-
-
 def test_encoder_matches_rounded_oracle_closely():
     net, obs = shaken(Encoder()), picture(2)
     with switch.kernels(), torch.no_grad():
@@ -78,23 +55,6 @@ def test_encoder_matches_rounded_oracle_closely():
     assert fused.shape == (2, 32, 21, 21)
     # Sums in another order move some results across a rounding border, no more.
     torch.testing.assert_close(fused.float(), expected, atol=0.02 * expected.std().item(), rtol=0.02)
-
-
-def carry_back(
-    levels: list[Tensor], convs: nn.ModuleList, gradient: Tensor, guided: bool = False
-) -> tuple[Tensor, list[Tensor]]:
-    """The gradients of the pictures and of all weights and biases, by hand, rounded as the kernels round them."""
-    flowing, of_parameters = gradient.float(), []
-    for i in reversed(range(len(convs))):
-        weight = convs[i].weight.detach().bfloat16().float()
-        scaled = levels[i] / 255 if i == 0 else levels[i]
-        of_weight = nn.grad.conv2d_weight(scaled, weight.shape, flowing, convs[i].stride)
-        of_parameters = [of_weight, flowing.sum((0, 2, 3)), *of_parameters]
-        flowing = nn.grad.conv2d_input(levels[i].shape, weight, flowing, convs[i].stride)
-        if i > 0:
-            flowing = flowing * (levels[i] > 0)
-            flowing = (flowing.relu() if guided else flowing).bfloat16().float()
-    return flowing / 255, of_parameters
 
 
 @pytest.mark.parametrize("guided", [False, True])

@@ -34,7 +34,7 @@ from sgqn.results.figures import (
     tick_text,
 )
 from sgqn.results.runs import Curve, Run, RunEvaluation
-from tests.results.helpers import config_of
+from tests.results.samples import config_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -16,15 +16,14 @@ from sgqn import run as folders
 from sgqn.cli import main
 from sgqn.results import looking
 from sgqn.results.runs import Run, RunSaliency, find_runs
-from tests.helpers import fails
-from tests.results.conftest import TASK, tiny, write_tiny
-from tests.results.helpers import config_of
+from tests.helpers import TASK, fails, tiny_config
+from tests.results.samples import config_of, write_tiny
 
 
 @pytest.fixture(scope="module")
 def brief(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose episodes have 20 steps."""
-    config = tiny("sgqn", action_repeat=50)
+    config = tiny_config("sgqn")
     return write_tiny(tmp_path_factory.mktemp("brief") / "run", config)
 
 
@@ -87,14 +86,14 @@ def test_bad_input_is_one_line_and_records_nothing(
     assert "every" in says(str(brief), "--every", "0")
     assert "at least one shift" in says(str(brief), "--shift")
     assert "no such folder" in says(str(tmp_path / "none"))
-    run = write_tiny(tmp_path / "run", tiny("sac"), with_checkpoint=False)
+    run = write_tiny(tmp_path / "run", tiny_config("sac"), with_checkpoint=False)
     assert "no checkpoint" in says(str(run))
     monkeypatch.setitem(sys.modules, "captum", None)
     assert "needs Captum" in says(str(brief), "--method", "gradient", "grad_cam")
 
 
 def test_a_report_measures_what_is_missing_once(brief: Path, tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path / "run", tiny("sac", action_repeat=50))
+    folder = write_tiny(tmp_path / "run", tiny_config("sac"))
     (run,), _ = find_runs(folder)
     assert looking.missing(run, ("train", "video_hard")) == ["train", "video_hard"]
     arguments = [
@@ -194,7 +193,7 @@ def test_curves_run_from_the_whole_picture_or_from_nothing() -> None:
     ],
 )
 def test_a_wrong_line_is_left_out_and_told(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    folder = write_tiny(tmp_path / "run", tiny("sac"), with_checkpoint=False)
+    folder = write_tiny(tmp_path / "run", tiny_config("sac"), with_checkpoint=False)
     good = {**look(iou=0.5).to_dict(), "task": TASK}
     folders.append_line(folder / folders.SALIENCY, good)
     folders.append_line(folder / folders.SALIENCY, {**good, **wrong})
@@ -204,7 +203,7 @@ def test_a_wrong_line_is_left_out_and_told(tmp_path: Path, wrong: dict[str, Any]
 
 
 def test_a_resumed_run_forgets_what_was_measured_later(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path / "run", tiny("sac"), with_checkpoint=False)
+    folder = write_tiny(tmp_path / "run", tiny_config("sac"), with_checkpoint=False)
     for step in (300, 600):
         folders.append_line(folder / folders.SALIENCY, {**look(step=step, iou=0.5).to_dict(), "task": TASK})
 

@@ -23,9 +23,8 @@ from sgqn.results import report as reports
 from sgqn.results.document import distinct_slugs
 from sgqn.results.runs import find_runs
 from sgqn.results.tables import CSV_COLUMNS, headline, tables
-from tests.helpers import fails
-from tests.results.conftest import SHIFTS, STEPS, TASK, tiny, write_tiny
-from tests.results.helpers import config_of, line, write_run
+from tests.helpers import TASK, fails, tiny_config
+from tests.results.samples import SHIFTS, STEPS, config_of, line, write_run, write_tiny
 
 
 @pytest.fixture(scope="module")
@@ -384,7 +383,7 @@ def test_a_run_without_checkpoint_or_evaluation_is_reported_all_the_same(
 
 
 def test_a_damaged_checkpoint_is_left_out_of_the_gallery(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_tiny(tmp_path / "runs" / "a", tiny("sac", action_repeat=50))
+    folder = write_tiny(tmp_path / "runs" / "a", tiny_config("sac"))
     (next(folder.glob("checkpoints/*")) / "weights.safetensors").write_bytes(b"short")
     assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 0
     assert "not in the gallery" in capsys.readouterr().err
@@ -405,24 +404,25 @@ def test_one_run_of_each_agent_is_looked_into(nine: Path) -> None:
 
 def test_a_sheet_shows_what_explain_computes(nine: Path) -> None:
     """Both an agent that sees the played episode itself and one that crops get their own observations."""
-    from sgqn import explain
+    from sgqn import inspect
 
     runs = {run.agent: run for run in gallery.choose(find_runs(nine).runs)}
     moments = np.array([3, 7])
-    played = explain.play(explain.Subject.load(runs["sgqn"].path), "train", renderer="warp", steps=8)
+    played = inspect.play(inspect.Subject.load(runs["sgqn"].path), "train", renderer="warp", count=8)
     for agent in ("sac", "rad"):
-        subject = explain.Subject.load(runs[agent].path)
-        own = explain.play(subject, "train", renderer="warp", steps=8, actions=played.actions)
-        (wanted,) = explain.look_at(subject, own, moments, "train", "guided_backprop", (), lambda *_: None)
+        subject = inspect.Subject.load(runs[agent].path)
+        own = inspect.play(subject, "train", renderer="warp", count=8, actions=played.actions)
+        look = inspect.look_at(subject.agent, own.seen[moments], own.actions[moments], "guided_backprop")
+        wanted = look.images(0.98)
         seen = own if agent == "rad" else played
-        block = gallery._look(subject, seen, moments, "train")
-        assert np.array_equal(block.observation, wanted.observation)
-        assert np.array_equal(block.mask, wanted.mask)
-        assert np.allclose(block.attribution, wanted.attribution, rtol=1e-3, atol=1e-9)
-        sheet = np.asarray(gallery.draw([block], moments))
+        row = gallery._look(subject, seen, moments)
+        assert np.array_equal(row.images.observation, wanted.observation)
+        assert np.array_equal(row.images.mask, wanted.mask)
+        assert np.allclose(row.images.attribution, wanted.attribution, rtol=1e-3, atol=1e-9)
+        sheet = np.asarray(gallery.draw([row], moments))
         left = gallery.NAMES + 4 * (gallery.CELL + gallery.GAP) - gallery.GAP + gallery.BETWEEN
         picture = sheet[gallery.HEAD :, left:][: gallery.CELL, : gallery.CELL]
-        assert np.array_equal(picture[3::7, 3::7], block.observation[1])
+        assert np.array_equal(picture[3::7, 3::7], row.images.observation[1])
 
 
 def test_progress_is_one_bar_for_each_kind_of_work(nine: Path, tmp_path: Path) -> None:

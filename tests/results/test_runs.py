@@ -13,7 +13,7 @@ from sgqn.agents import AGENTS
 from sgqn.config import preset, versions
 from sgqn.errors import DataError, InvalidValueError
 from sgqn.results.runs import Run, RunEvaluation, by_seed, find_runs, scores, with_settings
-from tests.results.helpers import config_of, line, write_run
+from tests.results.samples import config_of, line, write_run
 
 
 def evaluated(step: int, episodes: int, renderer: str = "gl", mean: float = 1.0) -> RunEvaluation:

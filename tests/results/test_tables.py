@@ -32,7 +32,7 @@ from sgqn.results.tables import (
     to_csv,
     to_markdown,
 )
-from tests.results.helpers import config_of, line, write_run
+from tests.results.samples import config_of, line, write_run
 
 
 def run_with(

@@ -48,6 +48,9 @@ class Defaults:
     steps: int = 500_000
     """Agent steps of a training run."""
     evaluate_shifts: tuple[str, ...] = ("train",)
+    """Shifts to evaluate in while training."""
+    test_shifts: tuple[str, ...] = ()
+    """Shifts to evaluate trained agents in; empty: all."""
     returns: tuple[float, float] | None = None
     """Lowest and highest return of an episode, where they are known."""
 
@@ -63,7 +66,7 @@ class Family:
     packages: tuple[str, ...] = ()
     """Distributions whose versions a result depends on."""
     shift_texts: Mapping[str, str] = {"train": "the scene as it is"}
-    """One line of text for each shift; the first shift is the one to train in."""
+    """One line of text for each shift; the first shift is the one to train in, the last the hardest."""
 
     def has(self, task: str) -> bool:
         """Whether there is such a task; more than the listed ones in a family without a fixed list."""
@@ -115,6 +118,16 @@ class Task:
     def load(self, shift: str) -> Simulation:
         """A simulation of the task under the shift called `shift`."""
         return self.family.load(self, self.family.shift(self.name, shift))
+
+    @property
+    def shifts(self) -> tuple[str, ...]:
+        """The shifts of the task, the one to train in first, the hardest last."""
+        return self.family.shifts(self.name)
+
+    @property
+    def test_shifts(self) -> tuple[str, ...]:
+        """The shifts to evaluate trained agents in."""
+        return self.defaults.test_shifts or self.shifts
 
     @property
     def module(self) -> str:

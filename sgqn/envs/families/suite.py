@@ -90,6 +90,7 @@ class Suite(Family):
             control_steps=1000,
             rho=RHO.get(domain, 0.95),
             evaluate_shifts=("train", "video_easy", "video_hard"),
+            test_shifts=("train", "color_hard", "video_easy", "video_hard"),
             returns=(0.0, 1000.0),
         )
 

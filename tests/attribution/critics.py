@@ -1,4 +1,4 @@
-"""A small critic and its inputs."""
+"""A small critic for the tests of attribution methods."""
 
 from __future__ import annotations
 

@@ -1,0 +1,78 @@
+"""`sgqn demo`: a trained agent in the clean scene and in a distracting one, as a table, a web page and an animation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from sgqn.demo.frames import Frames
+from sgqn.demo.scene import Demo, Numbers, Report, Scene, look_into
+from sgqn.demo.web import page, show, table
+from sgqn.envs.checks import check_seed
+from sgqn.envs.families import check_shift, find_task
+from sgqn.errors import InvalidValueError
+from sgqn.files import write_atomically
+from sgqn.inspect import Subject
+
+__all__ = ["Demo", "Frames", "Numbers", "Scene", "demo", "page", "show", "table"]
+
+MOST_STEPS = 250
+"""Steps of an episode that are played by default."""
+PAGE, ANIMATION = "index.html", "demo.webp"
+
+
+def demo(
+    path: str | Path = "pretrained:walker-walk",
+    out: str | Path = "demo",
+    shift: str | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    renderer: str = "auto",
+    report: Report = lambda what, done, total: None,
+) -> Demo:
+    """Play an episode in the clean scene and under `shift`, by default the hardest; write a page and an animation.
+
+    `path` is anything that `sgqn.load_agent` takes. Everything is computed on the CPU.
+    """
+    out = Path(out)
+    _check(out, steps, seed)
+    with _one_thread():
+        subject = Subject.load(path)
+        task, most = subject.config.task, subject.config.episode_steps
+        training, *_, hardest = find_task(task).shifts
+        shift = check_shift(task, shift or hardest)
+        if shift == training:
+            raise InvalidValueError(f"{shift!r} is the clean scene: choose a distracting one with --shift")
+        if steps is not None and steps > most:
+            raise InvalidValueError(f"steps must be at most {most}, the steps of an episode, not {steps}")
+        count = steps or min(most, MOST_STEPS)
+        clean, other = (look_into(subject, name, count, seed, renderer, report) for name in (training, shift))
+    shown = Demo(str(path), subject, (clean, other), out / PAGE, out / ANIMATION)
+    frames = Frames(shown)
+    video, animation = frames.video(report), frames.animation(report)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(shown.animation, animation)
+    write_atomically(shown.page, page(shown, video, animation))
+    return shown
+
+
+def _check(out: Path, steps: int | None, seed: int) -> None:
+    if out.exists() and not out.is_dir():
+        raise InvalidValueError(f"{out} is not a folder: choose another --out")
+    if steps is not None and steps < 1:
+        raise InvalidValueError(f"steps must be at least 1, not {steps}")
+    check_seed(seed)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One observation at a time is too little work for several threads: on busy cores they wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,25 @@
+"""Looking into a trained agent: play, attribute, mask, predict, measure, draw, write video.
+
+`explain`, `saliency`, `demo`, `watch`, `preview`, TensorBoard images, export checks and reports are built on it.
+"""
+
+from __future__ import annotations
+
+from sgqn.inspect.episode import Episode, Step, environment, play, steps
+from sgqn.inspect.look import Images, Look, attribute, look_at, looks, predict
+from sgqn.inspect.subject import Subject
+
+__all__ = [
+    "Episode",
+    "Images",
+    "Look",
+    "Step",
+    "Subject",
+    "attribute",
+    "environment",
+    "look_at",
+    "looks",
+    "play",
+    "predict",
+    "steps",
+]

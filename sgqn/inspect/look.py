@@ -1,0 +1,139 @@
+"""What matters to an agent in what it sees: the attribution of its value, the mask of that, the predicted mask."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sgqn import attribution
+from sgqn.agents.base import Agent
+from sgqn.attribution import OnStep
+
+AT_ONCE = 16
+"""Observations attributed together."""
+PERCENTILE = 99.5
+"""Percentile of the attributions drawn together that gets the brightest colour."""
+
+
+def attribute(
+    agent: Agent,
+    seen: Tensor,
+    actions: Tensor,
+    method: str,
+    on_step: OnStep | None = None,
+    batch_size: int | None = None,
+) -> Tensor:
+    """The attribution (B, C, H, W) of `agent.value` to what the networks see, by the method of that name.
+
+    `on_step` and `batch_size` (images in one pass) are passed on to methods that take them.
+    """
+    chosen: Any = attribution.get(method)
+    takes = inspect.signature(chosen).parameters
+    options = {"on_step": on_step, "batch_size": batch_size}
+    given = {name: value for name, value in options.items() if value is not None and name in takes}
+    result: Tensor = chosen(agent.value, seen, actions, **given)
+    return result
+
+
+@torch.no_grad()
+def predict(agent: Agent, seen: Tensor, actions: Tensor) -> Tensor | None:
+    """What the decoder M_theta predicts, (B, C, H, W) in [0, 1]; None for agents without one."""
+    return agent.mask_probabilities(seen, actions) if agent.predicts_masks else None
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What matters to an agent in some observations. The mask depends on rho, the rest does not."""
+
+    agent: Agent
+    seen: Tensor  # (B, C, H, W) uint8
+    actions: Tensor  # (B, A)
+    attribution: Tensor  # (B, C, H, W)
+
+    @cached_property
+    def predicted(self) -> Tensor | None:
+        """The predicted mask, (B, C, H, W) in [0, 1]; None for agents without a decoder."""
+        return predict(self.agent, self.seen, self.actions)
+
+    def mask(self, rho: float) -> Tensor:
+        """The agent's mask, (B, C, H, W): boolean, or in [0, 1] for agents with soft masks, which ignore rho."""
+        return self.agent.mask_of(self.attribution, rho)
+
+    def images(self, rho: float) -> Images:
+        """The newest frames, to draw."""
+        return Images(
+            observation=newest(self.seen).permute(0, 2, 3, 1).cpu().numpy(),
+            attribution=newest(self.attribution).float().abs().amax(dim=1).nan_to_num().cpu().numpy(),
+            mask=newest(self.mask(rho))[:, -1].cpu().numpy(),
+            predicted=None if self.predicted is None else newest(self.predicted).mean(dim=1).cpu().numpy(),
+        )
+
+
+def look_at(agent: Agent, seen: Tensor, actions: Tensor, method: str, on_step: OnStep | None = None) -> Look:
+    """Attribute all observations together."""
+    return Look(agent, seen, actions, attribute(agent, seen, actions, method, on_step))
+
+
+def looks(agent: Agent, seen: Tensor, actions: Tensor, method: str, on_step: OnStep | None = None) -> Iterator[Look]:
+    """Attribute observations in parts of at most `AT_ONCE`; `on_step` reports hundredths of an observation."""
+    count = len(seen)
+    for start in range(0, count, AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        size = min(AT_ONCE, count - start)
+
+        def say(done: int, total: int, start: int = start, size: int = size) -> None:
+            if on_step is not None:
+                on_step(100 * start + 100 * size * done // total, 100 * count)
+
+        yield look_at(agent, seen[part], actions[part], method, say)
+        say(1, 1)
+
+
+def newest(stack: Tensor) -> Tensor:
+    """The newest frame of stacks (B, 3 * frames, H, W): (B, 3, H, W)."""
+    return stack[:, -3:]
+
+
+@dataclass(frozen=True)
+class Images:
+    """The newest frame of some observations and what matters in it, as arrays to draw."""
+
+    observation: np.ndarray  # (B, H, W, 3) uint8
+    attribution: np.ndarray  # (B, H, W), the largest magnitude over RGB
+    mask: np.ndarray  # (B, H, W) bool, or in [0, 1]
+    predicted: np.ndarray | None  # (B, H, W) in [0, 1], or None without a decoder
+
+    @classmethod
+    def join(cls, parts: Iterable[Images]) -> Images:
+        """Consecutive parts as one."""
+        parts = list(parts)
+        guesses = [part.predicted for part in parts if part.predicted is not None]
+        return cls(
+            np.concatenate([part.observation for part in parts]),
+            np.concatenate([part.attribution for part in parts]),
+            np.concatenate([part.mask for part in parts]),
+            np.concatenate(guesses) if guesses else None,
+        )
+
+    @property
+    def soft(self) -> bool:
+        """Whether the mask is a soft one."""
+        return self.mask.dtype != np.bool_
+
+    @property
+    def masked(self) -> np.ndarray:
+        """The observation with the rest in black, (B, H, W, 3) uint8."""
+        return (self.observation * self.mask[..., None]).round().astype(np.uint8)
+
+    @property
+    def scale(self) -> float:
+        """The attribution that gets the brightest colour."""
+        high = float(np.percentile(self.attribution, PERCENTILE))
+        return high or float(self.attribution.max()) or 1.0

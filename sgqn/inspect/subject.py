@@ -1,0 +1,43 @@
+"""A trained agent with its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sgqn import run as runs
+from sgqn.agents import Agent
+from sgqn.config import TrainConfig
+from sgqn.envs.families import find_task
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained agent to look into."""
+
+    agent: Agent
+    config: TrainConfig
+    step: int
+    folder: Path | None = None
+    """Where its weights come from: a checkpoint or an exported agent."""
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "cpu") -> Subject:
+        """Load anything that `sgqn.load_agent` takes: a run, a checkpoint, an exported agent, a pretrained name."""
+        folder = runs.find(path)
+        trained = runs.load(folder, device)
+        return cls(trained.agent, trained.config, trained.step, folder)
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.agent}, run {self.config.seed}, {self.step:,} steps"
+
+    @property
+    def method(self) -> str:
+        """The attribution method of the agent."""
+        return self.agent.explained_by
+
+    @property
+    def rho(self) -> float:
+        """The quantile of the agent's mask, or the task's default for agents that learn without one."""
+        return find_task(self.config.task).defaults.rho if self.agent.rho is None else self.agent.rho

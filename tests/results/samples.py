@@ -1,0 +1,61 @@
+"""Runs with made-up numbers, as the tests of tables, figures and reports need them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sgqn import run as folders
+from sgqn.agents import AGENTS
+from sgqn.config import TrainConfig, preset, versions
+from sgqn.results.runs import RunEvaluation
+from tests.helpers import TASK, untrained_run
+
+SHIFTS = ("train", "video_easy", "video_hard")
+STEPS = (300, 600)
+
+
+def write_tiny(folder: Path, config: TrainConfig, with_checkpoint: bool = True) -> Path:
+    """A run's folder: configuration, metrics, evaluations in three shifts after 300 and 600 steps, a checkpoint."""
+    folder.mkdir(parents=True)
+    if with_checkpoint:
+        untrained_run(folder, config, STEPS[-1])
+    folders.write_config(folder, config, {"device": "CPU", "path": "eager", "precision": "fp32", "note": ""})
+    numbers = np.random.default_rng([sorted(AGENTS).index(config.agent), config.seed])
+    for step in range(100, 700, 100):
+        line = {"step": step, "updates": step, "episode/return": numbers.uniform(20, 90), "seconds": step / 10}
+        folders.append_line(folder / folders.METRICS, line)
+    for step in STEPS:
+        for shift in SHIFTS:
+            returns = tuple(float(value) for value in numbers.uniform(20, 90, size=2))
+            backgrounds = "none" if shift == "train" else "generated"
+            found = RunEvaluation(TASK, shift, 0, "warp", backgrounds, returns, step)
+            folders.append_line(folder / folders.EVALUATIONS, {"step": step, **found.to_dict()})
+    return folder
+
+
+def config_of(task: str, agent: str, seed: int, rho: float | None = None, **options: Any) -> TrainConfig:
+    config = preset("paper", task)
+    chosen = config.settings if rho is None else dataclasses.replace(config.settings, rho=rho)
+    return dataclasses.replace(config, agent=agent, seed=seed, settings=chosen, **options)
+
+
+def line(task: str, shift: str, returns: list[float], step: int = 500_000, **others: Any) -> dict[str, Any]:
+    """As `sgqn evaluate` writes it."""
+    result = RunEvaluation(task, shift, 0, "gl", f"dmcgb:{shift}", tuple(returns), step)
+    return {"step": step, **result.to_dict(), "versions": versions(), **others}
+
+
+def write_run(
+    out: Path, config: TrainConfig, lines: list[dict[str, Any]] = (), metrics: list[dict[str, Any]] = ()
+) -> Path:
+    folder = folders.folder_of(config, out)
+    folder.mkdir(parents=True)
+    folders.write_config(folder, config)
+    for name, content in ((folders.EVALUATIONS, lines), (folders.METRICS, metrics)):
+        for values in content:
+            folders.append_line(folder / name, values)
+    return folder

@@ -311,8 +311,8 @@ def test_the_examples_of_the_page_run(monkeypatch: pytest.MonkeyPatch, capsys: p
 
     monkeypatch.setitem(sys.modules, "stable_baselines3", SimpleNamespace(PPO=Model))
     monkeypatch.setattr(sgqn, "evaluate", partial(evaluate, num_workers=0, renderer="warp", action_repeat=250))
-    section = PAGE.read_text().split("\n## Policies of your own\n")[1].split("\n## ")[0]
-    examples = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", section, re.MULTILINE)
+    blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", PAGE.read_text(), re.MULTILINE)
+    examples = [block for block in blocks if re.search(r"(?m)^ {4}(import|from) ", block)]
     assert len(examples) == 2
     names: dict[str, Any] = {}
     for example in examples:

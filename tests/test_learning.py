@@ -1,4 +1,4 @@
-"""SGQN learns, and comes to look at what matters; minutes at most, so marked slow."""
+"""SGQN learns and looks at the right pixels, and killed runs resume. Takes minutes, hence marked slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation's numbers are those of the runs that the repository keeps."""
+"""Numbers in tables of the documentation equal the files they come from."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="install
 
 
 @pytest.fixture
-def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.usefixtures("at_home")
-def test_the_page_has_the_numbers_of_the_kept_runs() -> None:
+@pytest.mark.usefixtures("in_repository")
+def test_tables_of_results_match_the_runs() -> None:
     script = runpy.run_path("docs/make_results.py")
     found = find_runs("results")
     assert not found.warnings
@@ -32,8 +32,8 @@ def test_the_page_has_the_numbers_of_the_kept_runs() -> None:
     assert script["page"](text, found.runs) == text, "run `python docs/make_results.py`"
 
 
-def test_every_pretrained_agent_has_its_run_here() -> None:
-    """With its returns, by the benchmark's own pixels, in the shifts of the paper and more."""
+def test_every_pretrained_agent_has_a_run() -> None:
+    """With its returns with OpenGL in all shifts of the paper and `color_hard`."""
     runs = [run for run in find_runs(ROOT / "results").runs if run.weights is not None]
     assert {run.weights for run in runs} == set(pretrained.available().values())
     for entry in listing.entries():
@@ -41,8 +41,8 @@ def test_every_pretrained_agent_has_its_run_here() -> None:
         assert shifts >= {"train", "color_hard", "video_easy", "video_hard"}, entry["name"]
 
 
-@pytest.mark.usefixtures("at_home")
-def test_other_pages_repeat_the_same_numbers() -> None:
+@pytest.mark.usefixtures("in_repository")
+def test_tables_of_other_pages_match_the_runs() -> None:
     readme, shared = Path("README.md").read_text(), Path("docs/pretrained.md").read_text()
     table = headline(find_runs("results").runs)
     assert table is not None
@@ -60,16 +60,16 @@ def test_other_pages_repeat_the_same_numbers() -> None:
 
 
 @pytest.fixture
-def performance(at_home: None) -> dict[str, Any]:
+def performance(in_repository: None) -> dict[str, Any]:
     return runpy.run_path("docs/make_performance.py")
 
 
-def test_the_tables_of_performance_are_made_of_what_is_kept(performance: dict[str, Any]) -> None:
+def test_tables_of_performance_match_the_benchmark_outputs(performance: dict[str, Any]) -> None:
     text = Path("docs/performance.md").read_text()
     assert performance["page"](text) == text, "run `python docs/make_performance.py`"
 
 
-def test_the_kept_kernels_are_those_that_were_printed(performance: dict[str, Any]) -> None:
+def test_kernels_match_the_printed_ones(performance: dict[str, Any]) -> None:
     *largest, whole = performance["printed"]("gpu", "Kernels of one SGQN update")
     kernels = performance["kernels"]()
     assert len(largest) == 40
@@ -82,7 +82,7 @@ def test_the_kept_kernels_are_those_that_were_printed(performance: dict[str, Any
     assert whole["launches"] == f"{sum(kernel.launches for kernel in kernels):.1f}"
 
 
-def test_every_kept_kernel_has_its_group(performance: dict[str, Any]) -> None:
+def test_every_kernel_has_a_group(performance: dict[str, Any]) -> None:
     group_of, groups = performance["group_of"], performance["KERNELS"]
     assert {group_of(kernel.name) for kernel in performance["kernels"]()} == set(groups)
     assert group_of("encoder_forwards") == "others"

@@ -42,7 +42,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, Any]):
         if render_mode not in (None, "rgb_array"):
             raise InvalidValueError(f"render_mode must be None or 'rgb_array', not {render_mode!r}")
         self.task = find_task(task, action_repeat)
-        self.shift = check_shift(task, self.task.family.shifts(task)[0] if shift is None else shift)
+        self.shift = check_shift(task, shift)
         frame_stack = self.task.defaults.frame_stack if frame_stack is None else frame_stack
         check_sizes(image_size, frame_stack)
         self._seed, self._episode = check_seed(seed), -1

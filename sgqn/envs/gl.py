@@ -39,6 +39,7 @@ class GLRenderer(Renderer):
         self._viewport = mujoco.MjrRect(0, 0, size, size)
         self._scene = mujoco.MjvScene(simulation.model, _MAX_GEOMS)
         self._option, self._camera = mujoco.MjvOption(), mujoco.MjvCamera()
+        self._option.flags[mujoco.mjtVisFlag.mjVIS_RANGEFINDER] = False  # sensors' rays are no part of the scene
         self._camera.type, self._camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, simulation.camera
         self._gl = mujoco.GLContext(size, size)
         self._gl.make_current()
@@ -48,9 +49,12 @@ class GLRenderer(Renderer):
         _open.add(self)
 
     def start(self) -> None:
+        model = self._simulation.model
+        self._make_current()
         for texture in self._painter.paint(self._simulation.appearance):
-            self._make_current()
-            mujoco.mjr_uploadTexture(self._simulation.model, self._context, texture)
+            mujoco.mjr_uploadTexture(model, self._context, texture)
+        for terrain in range(model.nhfield):  # a task may change it at the start of an episode
+            mujoco.mjr_uploadHField(model, self._context, terrain)
 
     def frame(self) -> np.ndarray:
         self._draw()

@@ -57,7 +57,7 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if num_episodes is not None and num_episodes < num_envs:
             raise InvalidValueError(f"{num_episodes!r} episodes are too few for {num_envs} environments")
         self.task = find_task(task, action_repeat)
-        self.shift = check_shift(task, self.task.family.shifts(task)[0] if shift is None else shift)
+        self.shift = check_shift(task, shift)
         frame_stack = self.task.defaults.frame_stack if frame_stack is None else frame_stack
         check_sizes(image_size, frame_stack)
         self._seed = check_seed(seed)

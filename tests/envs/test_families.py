@@ -56,6 +56,12 @@ def test_shifts_are_those_of_the_task(task: str, shift: str, part: str) -> None:
         sgqn.make(task, shift)
 
 
+def test_the_first_shift_is_the_default() -> None:
+    env = sgqn.make("dots:3")
+    assert env.shift == check_shift("dots:3", None) == "train"
+    env.close()
+
+
 def test_families_that_clash_are_refused() -> None:
     class Other(Family):
         name = "push"

@@ -83,6 +83,7 @@ def test_gl_frames_and_masks_are_dm_controls(task: str) -> None:
     renderer, other = GLRenderer(simulation, 84), GLRenderer(small, 30)
     simulation.reset(3)
     small.reset(0)
+    renderer.start()
     ours = []
     for action in np.random.RandomState(0).uniform(-1, 1, (3, simulation.action_dim)):
         simulation.step(action)

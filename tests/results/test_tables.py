@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgqn.config import preset
-from sgqn.envs import tasks
+from sgqn.envs import families
+from sgqn.envs.families import Family
 from sgqn.results import paper
 from sgqn.results.paper import AVERAGE, Score
 from sgqn.results.runs import Run, RunEvaluation, find_runs
@@ -230,7 +231,11 @@ def test_what_the_paper_has_no_place_for_is_shown_all_the_same():
 
 
 def test_robots_average_over_their_test_scenes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tasks, "TASKS", (*tasks.TASKS, *paper.ROBOT_TASKS))
+    class Robots(Family):
+        name = "robot"
+        tasks = paper.ROBOT_TASKS
+
+    monkeypatch.setitem(families._families, "robot", Robots())
     runs = [
         run_with(
             "robot-reach", "sgqn", seed, {"train": 30, "test1": 9 + d, "test2": 20 + d, "test3": 31 + d}, step=250_000

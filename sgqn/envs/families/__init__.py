@@ -139,7 +139,10 @@ _families: dict[str, Family] = {}
 
 
 def register_family(family: Family) -> Family:
-    """Make a family's tasks known everywhere, to Gymnasium too. A family of the same class and name is replaced."""
+    """Make a family's tasks known everywhere, to Gymnasium too. A family of the same class and name is replaced.
+
+    Call it in the module of the family's class: worker processes import that.
+    """
     from sgqn.envs.registration import register_tasks
 
     known = _families.get(family.name)
@@ -200,9 +203,11 @@ def find_task(name: str, action_repeat: int | None = None) -> Task:
     return Task(name, family, repeat, defaults)
 
 
-def check_shift(task: str, shift: str) -> str:
-    """`shift`, if the task has it."""
+def check_shift(task: str, shift: str | None) -> str:
+    """`shift`, if the task has it; the one to train in for None."""
     shifts = find_task(task).family.shifts(task)
+    if shift is None:
+        return shifts[0]
     if shift not in shifts:
         raise UnknownNameError("shift", shift, shifts)
     return shift

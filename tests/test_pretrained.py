@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from sgqn.pretrained.export import TOLERANCE, export
 
 import sgqn
 from sgqn import checkpoint, evaluation, explain, inspect, pretrained, run, training
@@ -23,7 +24,6 @@ from sgqn.config import TrainConfig, preset
 from sgqn.errors import DataError, InvalidValueError
 from sgqn.pretrained import card, package
 from sgqn.pretrained import export as exporting
-from sgqn.pretrained.export import TOLERANCE, export
 from sgqn.results import looking
 from sgqn.results.runs import find_runs
 from sgqn.saliency import Saliency

@@ -23,6 +23,7 @@ __all__ = [
     "Defaults",
     "Family",
     "Task",
+    "all_renderers",
     "all_shifts",
     "all_tasks",
     "check_renderer",
@@ -178,6 +179,12 @@ def _import_built_in() -> None:
 def all_tasks() -> tuple[str, ...]:
     """Every task that a family lists."""
     return tuple(task for family in families() for task in family.tasks)
+
+
+def all_renderers() -> tuple[str, ...]:
+    """Every renderer that a family names, each once."""
+    names = (name for family in families() for task in family.tasks[:1] or ("",) for name in family.renderers(task))
+    return tuple(dict.fromkeys(names))
 
 
 def all_shifts() -> tuple[str, ...]:

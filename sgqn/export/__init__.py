@@ -14,10 +14,11 @@ from sgqn import checkpoint, pretrained
 from sgqn.agents import Agent
 from sgqn.envs.families import find_task
 from sgqn.errors import DataError, InvalidValueError
+from sgqn.export import card
 from sgqn.files import write_folder
 from sgqn.inspect import Subject, looks, play
 from sgqn.inspect.measures import binary, mask_iou
-from sgqn.pretrained import card, package
+from sgqn.pretrained import package
 from sgqn.pretrained.package import Package, Precision
 from sgqn.results.runs import find_runs
 

@@ -1,0 +1,113 @@
+"""`sgqn data` and `sgqn data get`"""
+
+from __future__ import annotations
+
+import dataclasses
+import json as jsonlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from sgqn.cli.command import Flag, command
+from sgqn.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sgqn.data import Entry
+
+
+@command("data", order=10)
+def data(json: Flag = False) -> None:
+    """Show what data was found where, and how to get the rest (`sgqn data get`).
+
+    Args:
+        json: Print JSON instead of a table.
+    """
+    from sgqn import data as store
+
+    directory, entries = store.data_dir(), store.inventory()
+    if json:
+        rows = [dataclasses.asdict(entry) | {"path": str(entry.path)} for entry in entries]
+        print(jsonlib.dumps({"directory": str(directory), "sets": rows}, indent=2))
+    else:
+        _print_inventory(directory, entries)
+
+
+@command("data get", order=11)
+def data_get(
+    kind: tyro.conf.Positional[Literal["dmcgb", "overlay"]],
+    source: Annotated[str, tyro.conf.arg(name="from", metavar="PATH_OR_URL")],
+) -> None:
+    """Install clips and colours (dmcgb) or images (overlay) from a folder, an archive or a URL.
+
+    Files are recognised wherever they lie in the source, verified, and put into the data directory. What is
+    there already is skipped; a broken download continues when the command is run again.
+
+    Args:
+        kind: dmcgb: the benchmark's video_easy/*.mp4, video_hard/*.mp4, color_easy and color_hard;
+            overlay: every image of the source.
+        source: A folder (such as a clone of the benchmark's repository), a .zip or .tar archive, or an
+            http(s) URL of one.
+    """
+    from sgqn import data as store
+
+    result = store.get(kind, source)
+    print(f"{len(result.installed)} files installed, {len(result.skipped)} were there already")
+    print(f"data directory: {result.directory}")
+    if result.bad:
+        for name, reason in result.bad.items():
+            print(f"not installed: {name} {reason}", file=sys.stderr)
+        names = list(result.bad)
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        raise DataError(f"{len(names)} damaged files were not installed: {', '.join(names[:5])}{more}")
+
+
+def _print_inventory(directory: Path, entries: list[Entry]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    origin = "from SGQN_DATA" if os.environ.get("SGQN_DATA") else "the default; set SGQN_DATA to use another"
+    console = Console(highlight=False)
+    console.print(Text(f"Data directory: {directory} ({origin})"), soft_wrap=True)
+    table = Table("set", "found", "state", "in use", box=box.SIMPLE_HEAD)
+    colors = {"complete": "green", "incomplete": "yellow", "missing": "yellow", "damaged": "red"}
+    for entry in entries:
+        found = f"{entry.found} of {entry.expected}" if entry.expected else str(entry.found)
+        used = "these files" if entry.found else "generated, not the benchmark"
+        where = entry.path.relative_to(directory).as_posix()
+        table.add_row(where, found, Text(entry.state, style=colors[entry.state]), used)
+    console.print(table)
+    for problem in (problem for entry in entries for problem in entry.problems):
+        console.print(Text(f"damaged: {problem}", style="red"), soft_wrap=True)
+    if missing := [entry.instead for entry in entries if not entry.found]:
+        used = f"Built-in {', '.join(dict.fromkeys(missing))} are used for what is missing; results say so."
+        console.print(Text(used), soft_wrap=True)
+    _print_how_to_get(console, entries)
+
+
+def _print_how_to_get(console: Console, entries: list[Entry]) -> None:
+    from rich.text import Text
+
+    from sgqn.data import BENCHMARK, HOW_TO_GET
+
+    lacking = {entry.how for entry in entries if entry.state != "complete"}
+    lines = []
+    if HOW_TO_GET["dmcgb"] in lacking:
+        lines += [
+            "",
+            f"Clips and colours: the benchmark's repository, {BENCHMARK},",
+            "as a clone, a downloaded archive, or straight from the web:",
+            f"  git clone {BENCHMARK}",
+            "  sgqn data get dmcgb --from dmcontrol-generalization-benchmark",
+            f"  {HOW_TO_GET['dmcgb']}",
+        ]
+    if HOW_TO_GET["overlay"] in lacking:
+        lines += ["", "Overlay images: Places365 or any folder of images:", f"  {HOW_TO_GET['overlay']}"]
+    for line in lines or ["Everything is there."]:
+        console.print(Text(line), soft_wrap=True)

@@ -1,0 +1,41 @@
+"""`sgqn demo`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sgqn.cli.command import Renderer, Shift, bars, command
+
+
+@command("demo", order=8)
+def demo(
+    task: str = "walker-walk",
+    agent: str = "sgqn",
+    run: Path | None = None,
+    shift: Shift | None = None,
+    steps: int | None = None,
+    out: Path = Path("demo"),
+    seed: int = 0,
+    renderer: Renderer = "auto",
+) -> None:
+    """Show a trained agent in the clean scene and in a distracting one, and where it looks.
+
+    Needs no data and no GPU. Prints a table; writes a web page that needs no other file, index.html, and an animation,
+    demo.webp, into a folder.
+
+    Args:
+        task: Task of a pretrained agent; `sgqn pretrained` lists them.
+        agent: Which of the task's pretrained agents.
+        run: Your own agent instead: a run, a checkpoint or an exported agent.
+        shift: The distracting scene. Default: the task's hardest shift.
+        steps: Steps of the episode. Default: all, but at most 250.
+        out: Folder to write.
+        seed: Seed of the episode: the same for everyone.
+        renderer: Renderer of the images. gl draws the benchmark's own pixels.
+    """
+    from sgqn import demo as showing
+
+    path = f"pretrained:{task}/{agent}" if run is None else run
+    with bars() as report:
+        shown = showing.demo(path, out, shift, steps, seed, renderer, report)
+    showing.show(shown)

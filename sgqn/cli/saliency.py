@@ -1,0 +1,52 @@
+"""`sgqn saliency`"""
+
+from __future__ import annotations
+
+import json as jsonlib
+
+from sgqn.cli.command import Flag, Method, Renderer, Run, Shift, bars, command
+
+
+@command("saliency", order=3)
+def saliency(
+    path: Run,
+    shift: tuple[Shift, ...] = (),
+    episodes: int = 5,
+    method: tuple[Method, ...] = (),
+    rho: float | None = None,
+    every: int = 10,
+    no_curves: Flag = False,
+    seed: int = 0,
+    renderer: Renderer = "auto",
+    device: str = "cpu",
+    json: Flag = False,
+) -> None:
+    """Measure where an agent looks against the simulator's mask of the controlled system.
+
+    Results are appended to the run's saliency.jsonl, where `sgqn report` finds them; those of an exported or pretrained
+    agent are printed only.
+
+    Args:
+        path: Run, checkpoint or exported agent, or a name such as pretrained:walker-walk.
+        shift: Shifts to measure in. Default: the training scene and the hardest shift.
+        episodes: Episodes in each shift.
+        method: Attribution methods. Default: the run's own.
+        rho: Quantile below which pixels are masked. Default: the run's own.
+        every: Measure every n-th observation.
+        no_curves: Leave out deletion and insertion, the costly part.
+        seed: Seed of the episodes: the same for everyone.
+        renderer: Renderer of the images. gl draws the benchmark's own pixels.
+        device: Device of the networks.
+        json: Print JSON instead of a table.
+    """
+    from rich.console import Console
+
+    from sgqn.results import looking
+
+    with bars() as advance:
+        options = (seed, renderer, device, every, not no_curves, advance)
+        lines = looking.record(path, shift, episodes, method, rho, *options)
+    if json:
+        print(jsonlib.dumps(lines, indent=1))
+    else:
+        Console().print(looking.printed(lines))

@@ -16,16 +16,13 @@ from sgqn.attribution import OnStep
 from sgqn.envs.tasks import check_seed
 from sgqn.errors import InvalidValueError
 from sgqn.files import written_atomically
-from sgqn.inspect import Episode, Images, Subject, looks, play, shifts, video
+from sgqn.inspect import Episode, Images, Report, Subject, looks, play, shifts, video
 from sgqn.inspect.drawing import GREY, PALE, grey, inferno, overlaid, paste, text
 from sgqn.inspect.look import PERCENTILE
 
 SUFFIXES = (".png", ".mp4")
 MOMENTS = 4
 """Rows of a sheet by default."""
-
-Report = Callable[[str, int, int], None]
-"""report(what, done, total), called as the work progresses."""
 
 
 def explain(

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from sgqn.demo.frames import Frames
-from sgqn.demo.scene import Demo, Numbers, Report, Scene, look_into
+from sgqn.demo.scene import Demo, Numbers, Scene, look_into
 from sgqn.demo.web import page, show, table
 from sgqn.envs.tasks import check_seed
 from sgqn.errors import InvalidValueError
 from sgqn.files import write_atomically
-from sgqn.inspect import Subject, shifts
+from sgqn.inspect import Report, Subject, shifts
 
 __all__ = ["Demo", "Frames", "Numbers", "Scene", "demo", "page", "show", "table"]
 

@@ -17,6 +17,7 @@ from sgqn.files import written_atomically
 from sgqn.inspect import video
 from sgqn.inspect.drawing import enlarged
 from sgqn.inspect.episode import roll
+from sgqn.inspect.shifts import CLEAN
 
 MOST, PER_ROW = 12, 4
 """Frames on a sheet, and in one row of it."""
@@ -34,7 +35,7 @@ class Preview(NamedTuple):
 def preview(
     task: str,
     out: Path,
-    shift: str = "train",
+    shift: str = CLEAN,
     renderer: str = "auto",
     seed: int = 0,
     steps: int = 60,

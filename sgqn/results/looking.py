@@ -102,12 +102,11 @@ def record(
     Without methods or rho, the agent's own.
     """
     if not shifts:
-        raise InvalidValueError("name at least one shift, such as --shift train video_hard")
+        raise InvalidValueError("name at least one shift with --shift")
     for method in methods:
         attribution.check(method)
     if rho is not None and not 0 <= rho < 1:
         raise InvalidValueError(f"rho must lie in [0, 1), not {rho}: 0.95 keeps one pixel in twenty")
-    home, _ = folders.about(path)
     subject = Subject.load(path, device)
     task = subject.config.task
     for shift in shifts:
@@ -135,8 +134,8 @@ def record(
                 on_step=say,
             )
             line = {"step": subject.step, **found.to_dict(), "versions": versions()}
-            if home is not None:
-                folders.append_line(home / folders.SALIENCY, line)
+            if subject.home is not None:
+                folders.append_line(subject.home / folders.SALIENCY, line)
             lines.append(line)
     return lines
 

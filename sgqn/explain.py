@@ -17,16 +17,13 @@ from sgqn.envs.checks import check_seed
 from sgqn.envs.families import check_shift, find_task
 from sgqn.errors import InvalidValueError
 from sgqn.files import written_atomically
-from sgqn.inspect import Episode, Images, Subject, looks, play, video
+from sgqn.inspect import Episode, Images, Report, Subject, looks, play, video
 from sgqn.inspect.drawing import GREY, PALE, grey, inferno, overlaid, paste, text
 from sgqn.inspect.look import PERCENTILE
 
 SUFFIXES = (".png", ".mp4")
 MOMENTS = 4
 """Rows of a sheet by default."""
-
-Report = Callable[[str, int, int], None]
-"""report(what, done, total), called as the work progresses."""
 
 
 def explain(

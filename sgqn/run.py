@@ -105,15 +105,6 @@ def find(path: str | Path) -> Path:
     return pretrained.find(path) or checkpoint.find(path)
 
 
-def about(path: str | Path) -> tuple[Path | None, TrainConfig]:
-    """The run's folder, where results are kept (None for an exported agent), and the configuration."""
-    exported = pretrained.find(path)
-    if exported is not None:
-        return None, package.read(exported).config
-    home = checkpoint.find(path).parent.parent
-    return home, read_config(home)
-
-
 class Trained(NamedTuple):
     """A trained agent, and where it comes from."""
 

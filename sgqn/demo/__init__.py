@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from sgqn.demo.frames import Frames
-from sgqn.demo.scene import Demo, Numbers, Report, Scene, look_into
+from sgqn.demo.scene import Demo, Numbers, Scene, look_into
 from sgqn.demo.web import page, show, table
 from sgqn.envs.checks import check_seed
 from sgqn.envs.families import check_shift, find_task
 from sgqn.errors import InvalidValueError
 from sgqn.files import write_atomically
-from sgqn.inspect import Subject
+from sgqn.inspect import Report, Subject
 
 __all__ = ["Demo", "Frames", "Numbers", "Scene", "demo", "page", "show", "table"]
 

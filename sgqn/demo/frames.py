@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, ImageDraw
 
-from sgqn.demo.scene import Demo, Report
-from sgqn.inspect import Images, video
+from sgqn.demo.scene import Demo
+from sgqn.inspect import Images, Report, video
 from sgqn.inspect.drawing import GREY, enlarged, grey, overlaid, text
 
 PANEL, GAP, TITLE, HEADER = 252, 8, 34, 38

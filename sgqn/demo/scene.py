@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +12,8 @@ import torch
 from torch import Tensor
 
 from sgqn.envs.families import find_task
-from sgqn.inspect import Episode, Images, Look, Subject, looks, play
+from sgqn.inspect import Episode, Images, Look, Report, Subject, looks, play
 from sgqn.inspect.measures import base_rate, binary, mask_iou, mask_share
-
-Report = Callable[[str, int, int], None]
-"""report(what, done, total), called as the work progresses."""
 
 
 class Numbers(NamedTuple):

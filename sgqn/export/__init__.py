@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from sgqn.envs.families import find_task
 from sgqn.errors import DataError, InvalidValueError
 from sgqn.export import card
 from sgqn.files import write_folder
-from sgqn.inspect import Subject, looks, play
+from sgqn.inspect import Report, Subject, looks, play
 from sgqn.inspect.measures import binary, mask_iou
 from sgqn.pretrained import package
 from sgqn.pretrained.package import Package, Precision
@@ -26,9 +25,6 @@ CHECK_STEPS = 100
 """Steps of an episode, in the clean scene and under the hardest shift, on which both agents are compared."""
 TOLERANCE: dict[Precision, float] = {"half": 0.01, "int8": 0.05}
 """Largest mean difference of the actions, which range from -1 to 1."""
-
-Report = Callable[[str, int, int], None]
-"""report(what, done, total), called as the work progresses."""
 
 
 class Exported(NamedTuple):

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sgqn.inspect.episode import Episode, Step, environment, play, steps
 from sgqn.inspect.look import Images, Look, attribute, look_at, looks, predict
 from sgqn.inspect.subject import Subject
@@ -13,6 +15,7 @@ __all__ = [
     "Episode",
     "Images",
     "Look",
+    "Report",
     "Step",
     "Subject",
     "attribute",
@@ -23,3 +26,6 @@ __all__ = [
     "predict",
     "steps",
 ]
+
+Report = Callable[[str, int, int], None]
+"""report(what, done, total), called as the work progresses."""

@@ -20,13 +20,15 @@ class Subject:
     step: int
     folder: Path | None = None
     """Where its weights come from: a checkpoint or an exported agent."""
+    home: Path | None = None
+    """The run's folder, where results are kept; None for an exported agent."""
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> Subject:
         """Load anything that `sgqn.load_agent` takes: a run, a checkpoint, an exported agent, a pretrained name."""
         folder = runs.find(path)
         trained = runs.load(folder, device)
-        return cls(trained.agent, trained.config, trained.step, folder)
+        return cls(trained.agent, trained.config, trained.step, folder, trained.run)
 
     @property
     def name(self) -> str:

@@ -105,7 +105,6 @@ def record(
         attribution.check(method)
     if rho is not None and not 0 <= rho < 1:
         raise InvalidValueError(f"rho must lie in [0, 1), not {rho}: 0.95 keeps one pixel in twenty")
-    home, _ = folders.about(path)
     subject = Subject.load(path, device)
     task = subject.config.task
     shifts = shifts or (find_task(task).shifts[0], find_task(task).shifts[-1])
@@ -134,8 +133,8 @@ def record(
                 on_step=say,
             )
             line = {"step": subject.step, **found.to_dict(), "versions": versions()}
-            if home is not None:
-                folders.append_line(home / folders.SALIENCY, line)
+            if subject.home is not None:
+                folders.append_line(subject.home / folders.SALIENCY, line)
             lines.append(line)
     return lines
 

@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sgqn import attribution
-from sgqn import run as runs
 from sgqn.envs.families import find_task
 from sgqn.errors import Interrupted
 from sgqn.inspect import Subject
@@ -44,7 +43,6 @@ def watch(
 
     The page starts with `shift` (by default the task's hardest), `method` and `rho` (the agent's own) and `seed`.
     """
-    home, _ = runs.about(path)
     subject = Subject.load(path, device)
     task = subject.config.task
     begin = (shift or find_task(task).shifts[-1], method or subject.method, subject.rho if rho is None else rho)
@@ -55,7 +53,7 @@ def watch(
         player = Player(path, subject, session, looker, renderer, device)
         stack.callback(player.close)
         player.prepare()
-        stack.enter_context(_at_work(session, looker, threading.Thread(target=follow, args=(home, session))))
+        stack.enter_context(_at_work(session, looker, threading.Thread(target=follow, args=(subject.home, session))))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         stack.callback(server.shutdown)
         with _ended_by_signals(session):

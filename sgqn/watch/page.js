@@ -5,14 +5,8 @@
 
 const element = (id) => document.getElementById(id);
 const state = {};
-const COLORS = {
-  training: "#8a93a1",
-  train: "#0072b2",
-  color_easy: "#009e73",
-  color_hard: "#56b4e9",
-  video_easy: "#e69f00",
-  video_hard: "#d55e00",
-};
+const TRAINING = "#8a93a1";
+const SHIFTS = ["#0072b2", "#009e73", "#56b4e9", "#e69f00", "#d55e00"];
 const OTHER = "#cc79a7";
 
 // ---------------------------------------------------------------- asking
@@ -108,7 +102,7 @@ const show = {
     const steps = [0, Math.max(frame.steps, 1)];
     const sums = [];
     frame.rewards.reduce((sum, reward, i) => (sums[i] = sum + reward), 0);
-    const line = (values, from) => [{ color: COLORS.train, points: values.map((value, i) => [i + from, value]) }];
+    const line = (values, from) => [{ color: SHIFTS[0], points: values.map((value, i) => [i + from, value]) }];
     chart(element("return-chart"), line([0, ...sums], 0), { x: steps, zero: true });
     chart(element("reward-chart"), line(frame.rewards, 1), { x: steps, zero: true });
     chart(element("value-chart"), line(frame.values, 0), { x: steps });
@@ -196,15 +190,21 @@ function showStatus() {
   element("status").title = lost ? lost.message : "";
 }
 
+// Shifts have their colours in the order in which the task lists them.
+function colorOf(shift) {
+  const shifts = state.run ? state.run.shifts : [];
+  return SHIFTS[shifts.indexOf(shift)] || OTHER;
+}
+
 function drawLearning() {
   const { learning, run } = state;
   if (!learning || !run) return;
   if (learning.error) return void (element("learning-about").textContent = learning.error);
   const [done, all] = [learning.step, learning.steps].map((steps) => steps.toLocaleString("en"));
   element("learning-about").textContent = `return by training step, ${done} of ${all} done`;
-  const series = [{ name: "training", color: COLORS.training, points: learning.training }];
+  const series = [{ name: "training", color: TRAINING, points: learning.training }];
   for (const [shift, points] of Object.entries(learning.evaluations))
-    series.push({ name: shift, color: COLORS[shift] || OTHER, points, dots: true });
+    series.push({ name: shift, color: colorOf(shift), points, dots: true });
   const shown = series.filter((one) => one.points.length);
   const last = Math.max(learning.step, run.step, ...shown.flatMap((one) => one.points.map((point) => point[0])));
   chart(element("learning-chart"), shown, { x: [0, Math.max(1, last)], zero: true, now: run.step });

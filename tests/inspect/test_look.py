@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sgqn.pretrained.export import compare
 from torch import Tensor, nn
 
 from sgqn import attribution
@@ -19,7 +20,6 @@ from sgqn.demo import demo
 from sgqn.inspect import Images, Subject, attribute, look_at, looks, predict
 from sgqn.inspect.look import AT_ONCE
 from sgqn.logs import Logs
-from sgqn.pretrained.export import compare
 from sgqn.replay import Batch
 from sgqn.saliency import measure
 from sgqn.watch.looker import Looker

@@ -12,7 +12,7 @@ def test_method_and_rho_are_the_agents_own(tmp_path: Path) -> None:
     subject = Subject.load(untrained_run(tmp_path, config, step=1000))
     assert (subject.method, subject.rho) == ("gradient", 0.7)
     assert subject.name == "sgqn, run 3, 1,000 steps"
-    assert subject.folder == checkpoint.find(tmp_path)
+    assert (subject.folder, subject.home) == (checkpoint.find(tmp_path), tmp_path)
 
 
 def test_an_agent_without_rho_has_the_tasks(subjects: dict[str, Subject]) -> None:

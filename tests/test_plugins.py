@@ -1,0 +1,156 @@
+"""The package under tests/plugins, which is not part of sgqn: its four things work in every command, unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import sgqn
+
+PLUGINS = Path(__file__).parent / "plugins"
+SMALL = [
+    *("--preset", "tiny", "--quiet", "--device", "cpu", "--steps", "48", "--num-envs", "2", "--warmup-steps", "8"),
+    *("--image-size", "24", "--evaluate-every", "48", "--checkpoint-every", "24", "--log-every", "8"),
+    *("--images-every", "16", "--pictures", "16"),
+]
+NETWORKS = ["--encoder-layers", "2", "--encoder-filters", "4", "--hidden-dim", "16", "--decoder-filters", "4", "4"]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed package: where SGQN_TEST_PLUGINS says, or put together here."""
+    if "SGQN_TEST_PLUGINS" in os.environ:
+        return Path(os.environ["SGQN_TEST_PLUGINS"])
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sgqn_example").symlink_to(PLUGINS / "sgqn_example")
+    about = folder / "sgqn_example-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sgqn-example\nVersion: 0.1.0\n")
+    points = re.search(r'\[project\.entry-points\."(.*?)"\]\n(.*)', (PLUGINS / "pyproject.toml").read_text(), re.DOTALL)
+    assert points is not None
+    (about / "entry_points.txt").write_text(f"[{points[1]}]\n{points[2]}".replace('"', ""))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def command(installed: Path):
+    """Runs `sgqn` in another process, where the plugin is installed or merely importable."""
+
+    def run(*args: str, cwd: Path, site: Path | None = installed, ok: bool = True) -> str:
+        places = [str(Path(sgqn.__file__).parent.parent), *([str(site)] if site else [])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "COLUMNS": "200"}
+        done = subprocess.run(
+            [sys.executable, "-m", "sgqn.cli", *args],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env=environment,
+            check=False,
+        )
+        assert (done.returncode == 0) == ok, done.stderr + done.stdout
+        assert "Traceback" not in done.stderr
+        return " ".join(done.stdout.replace("│", " ").split()) if "--help" in args else done.stdout or done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs on the plugin's task: of its agent, and of SGQN with its attribution and its augmentation."""
+    folder = tmp_path_factory.mktemp("plugins")
+    command("train", "--task", "tabletop-slide", "--agent", "ddpg", *SMALL, cwd=folder)
+    named = ["--attribution", "gradient_times_input", "--augmentation", "channel_shuffle"]
+    command("train", "--task", "tabletop-slide", "--agent", "sgqn", *SMALL, *NETWORKS, *named, cwd=folder)
+    return folder
+
+
+def test_everything_appears_in_the_help(command, tmp_path: Path) -> None:
+    text = command("train", "--agent", "ddpg", "--help", cwd=tmp_path)
+    assert "tasks of tabletop: tabletop-slide" in text
+    assert re.search(r"--agent \{.*ddpg.*\}", text)
+    assert re.search(r"--noise FLOAT\s+Standard deviation of the exploration noise\.", text)
+    text = command("train", "--agent", "sgqn", "--help", cwd=tmp_path)
+    assert re.search(r"--attribution \{.*gradient_times_input.*\}", text)
+    assert re.search(r"--augmentation \{.*channel_shuffle.*\}", text)
+    assert "--noise" not in text
+    text = command("explain", "--help", cwd=tmp_path)
+    assert re.search(r"--shift \{.*video_hard.*dark.*\}", text)
+    assert re.search(r"--method \[\{.*gradient_times_input.*\}", text)
+
+
+def test_configurations_record_what_they_need(runs: Path) -> None:
+    config = json.loads((runs / "runs/tabletop-slide/ddpg/0/config.json").read_text())
+    assert config["plugins"] == ["sgqn_example.agent", "sgqn_example.family"]
+    assert (config["frame_stack"], config["settings"]) == (2, {"batch_size": 16, "learning_rate": 1e-3, "noise": 0.3})
+    config = json.loads((runs / "runs/tabletop-slide/sgqn/0/config.json").read_text())
+    assert config["plugins"] == [f"sgqn_example.{name}" for name in ("attribution", "augmentation", "family")]
+    assert config["settings"]["rho"] == 0.9
+
+
+@pytest.mark.parametrize("agent", ["ddpg", "sgqn"])
+def test_resume_evaluate_explain_saliency(command, runs: Path, agent: str) -> None:
+    run = f"runs/tabletop-slide/{agent}/0"
+    assert "done" in command("train", "--resume", run, "--steps", "56", "--quiet", cwd=runs)
+    text = command("evaluate", run, "--episodes", "1", "--renderer", "warp", cwd=runs)
+    assert "train" in text
+    assert "dark" in text
+    command("explain", run, "--out", f"{agent}.png", "--renderer", "warp", cwd=runs)
+    command("explain", run, "--method", "gradient_times_input", "--shift", "train", "--renderer", "warp", cwd=runs)
+    assert (runs / f"{agent}.png").stat().st_size > 10_000
+    found = json.loads(command("saliency", run, "--episodes", "1", "--renderer", "warp", "--json", cwd=runs))
+    assert [line["shift"] for line in found] == ["train", "dark"]
+    assert all(0 < line["means"]["base_rate"] < 1 for line in found)
+
+
+def test_report(command, runs: Path) -> None:
+    command("report", "runs", "--out", "report", "--renderer", "warp", cwd=runs)
+    page = (runs / "report" / "index.html").read_text()
+    for name in ("tabletop-slide", "ddpg", "dark"):
+        assert name in page
+
+
+def test_watch(installed: Path, runs: Path) -> None:
+    places = [str(Path(sgqn.__file__).parent.parent), str(installed)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONUNBUFFERED": "1"}
+    run = str(runs / "runs/tabletop-slide/ddpg/0")
+    options = ["--no-browser", "--port", "0", "--renderer", "warp"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "sgqn.cli", "watch", run, *options], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
+            with urllib.request.urlopen(url.rstrip("/") + "/state?after=0", timeout=60) as answer:
+                state = json.loads(answer.read())
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=30)
+    text = json.dumps(state)
+    assert "dark" in text
+    assert "gradient_times_input" in text
+
+
+def test_a_plugin_that_is_only_named(command, tmp_path: Path) -> None:
+    """`--plugin` finds a module in the working directory; without it the name is unknown."""
+    (tmp_path / "mine.py").write_text(
+        "import sgqn\n\n\n@sgqn.register_attribution('mine')\ndef mine(q, obs, action):\n    return obs.float()\n"
+    )
+    assert "mine" in command("--plugin", "mine", "explain", "--help", cwd=tmp_path, site=None)
+    assert "mine" not in command("explain", "--help", cwd=tmp_path, site=None)
+    error = command("explain", "x", "--plugin", "not_there", cwd=tmp_path, site=None, ok=False)
+    assert error.startswith("error: the plugin 'not_there' cannot be imported (ModuleNotFoundError")
+    assert error.count("\n") == 1
+
+
+def test_a_run_whose_plugin_is_missing_says_so(command, runs: Path) -> None:
+    error = command("evaluate", "runs/tabletop-slide/ddpg/0", cwd=runs, site=None, ok=False)
+    assert "sgqn_example.agent" in error
+    assert error.count("\n") == 1

@@ -83,7 +83,8 @@ class _Simulations:
     def __init__(self, config: dict[str, Any], shared: SharedArrays):
         from sgqn.envs.families import find_task
 
-        importlib.import_module(config["module"])  # registers the task's family
+        for module in config["modules"]:  # those that register families
+            importlib.import_module(module)
         task = find_task(config["task"], config["action_repeat"])
         self._shared = shared
         self._worlds: dict[int, Any] = {world: task.load(config["shift"]) for world in config["worlds"]}

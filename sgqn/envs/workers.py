@@ -70,7 +70,7 @@ class WorkerStage:
         self._shared = SharedArrays(arrays)
         count = min(num_envs, num_workers or num_cores())
         config = {
-            "module": task.module,
+            "modules": [task.module],
             "task": task.name,
             "action_repeat": task.action_repeat,
             "shift": shift.name,

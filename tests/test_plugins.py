@@ -154,3 +154,11 @@ def test_a_run_whose_plugin_is_missing_says_so(command, runs: Path) -> None:
     error = command("evaluate", "runs/tabletop-slide/ddpg/0", cwd=runs, site=None, ok=False)
     assert "sgqn_example.agent" in error
     assert error.count("\n") == 1
+
+
+def test_the_page_shows_the_package_as_it_is() -> None:
+    """docs/extend.md, whose code is what the tests above have run."""
+    page = (Path(sgqn.__file__).parent.parent / "docs" / "extend.md").read_text()
+    shown = dict(re.findall(r"^`([\w/]+\.\w+)`:\n\n```\w*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
+    files = [path for path in PLUGINS.rglob("*") if path.suffix in (".py", ".toml")]
+    assert shown == {path.relative_to(PLUGINS).as_posix(): path.read_text() for path in files}

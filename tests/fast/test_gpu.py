@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -26,10 +27,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not hopper, reason="needs a GP
 
 
 @pytest.fixture(autouse=True)
-def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def whole_float32() -> Iterator[None]:
     """Plain products in float32, not in TF32."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    places = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [place.allow_tf32 for place in places]
+    for place in places:
+        place.allow_tf32 = False
+    yield
+    for place, value in zip(places, before, strict=True):
+        place.allow_tf32 = value
 
 
 def smooth(count: int, channels: int, size: int, spots: int, seed: int) -> Tensor:

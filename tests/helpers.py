@@ -14,7 +14,7 @@ from PIL import Image
 from sgqn import checkpoint, data, run
 from sgqn.agents import build_agent
 from sgqn.cli import main
-from sgqn.config import TrainConfig, preset
+from sgqn.config import TINY_SETTINGS, TrainConfig, preset, settings_for
 
 TASK = "cartpole-swingup"
 SETTING = {key: [0.1, 0.2, 0.3] for key in data.COLOR_KEYS}
@@ -23,7 +23,7 @@ MICRO = [
     *("--task", "cartpole-swingup", "--preset", "tiny", "--quiet", "--device", "cpu"),
     *("--steps", "60", "--warmup-steps", "20", "--num-envs", "2", "--action-repeat", "50", "--image-size", "24"),
     *("--encoder-layers", "2", "--encoder-filters", "4", "--hidden-dim", "16", "--embedding-dim", "8"),
-    *("--decoder-filters", "4", "4", "--batch-size", "8", "--soda-batch-size", "8", "--pictures", "16"),
+    *("--batch-size", "8", "--pictures", "16"),
     *("--pictures-renewed-every", "32", "--log-every", "10", "--images-every", "20", "--evaluate-every", "30"),
     *("--evaluate-shifts", "train", "--checkpoint-every", "20", "--replay-capacity", "50"),
 ]
@@ -41,11 +41,11 @@ def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 def tiny_config(agent: str = "sgqn", settings: dict[str, Any] | None = None, **changes: Any) -> TrainConfig:
     """Networks as small as they can be, images of 24 pixels, episodes of 20 steps."""
-    config = preset("tiny", TASK)
     small = {"encoder_layers": 2, "encoder_filters": 4, "hidden_dim": 16, "embedding_dim": 8, "decoder_filters": (4, 4)}
-    chosen = dataclasses.replace(config.settings, **{**small, **(settings or {})})
+    task = changes.get("task", TASK)
+    chosen = settings_for(agent, task, **{**TINY_SETTINGS, **small, **(settings or {})})
     options = {"image_size": 24, "action_repeat": 50, "settings": chosen, **changes}
-    return dataclasses.replace(config, agent=agent, **options)
+    return dataclasses.replace(preset("tiny", task, agent), **options)
 
 
 def untrained_run(folder: Path, config: TrainConfig | None = None, step: int = 24, action_dim: int = 1) -> Path:

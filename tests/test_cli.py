@@ -13,7 +13,7 @@ import pytest
 
 import sgqn
 from sgqn import cli, data
-from sgqn.agents import AgentSettings
+from sgqn.agents.sgqn import SGQNSettings
 from sgqn.cli import main
 from sgqn.config import TrainConfig, TrainOptions
 from sgqn.errors import InvalidValueError
@@ -73,7 +73,7 @@ def option_texts(page: str) -> dict[str, str]:
 
 def config_fields() -> list[str]:
     """The options of `sgqn train`: the fields of its nested configuration."""
-    nested = {"config": TrainConfig, "settings": AgentSettings}
+    nested = {"config": TrainConfig, "settings": SGQNSettings}
     fields = [field.name for kind in (TrainOptions, *nested.values()) for field in dataclasses.fields(kind)]
     return [name for name in fields if name not in nested]
 

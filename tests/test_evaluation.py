@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -164,7 +165,7 @@ class Scripted:
     num_envs, task = 2, SimpleNamespace(episode_steps=3)
     metadata: dict[str, str] = {"renderer": "none", "backgrounds": "none"}  # noqa: RUF012
 
-    action_dim = 2
+    action_dim, discrete, action_space = 2, False, gymnasium.spaces.Box(-1, 1, (2, 2))
 
     def __init__(self, num_episodes: int):
         self.left, self.closed = num_episodes, False
@@ -409,7 +410,7 @@ def test_evaluate_records_what_it_found(folder: Path, capsys: pytest.CaptureFixt
         (["--renderer", "vulkan"], "unknown renderer 'vulkan'"),
         (["--episodes", "0"], "episodes must be at least 1, not 0"),
         (["--episodes", "many"], "many"),
-        (["--seed", "-1"], "seed must be a whole number from 0 on, not -1"),
+        (["--seed", "-1"], "seed must be a non-negative integer, not -1"),
         (["--device", "gpu"], "'gpu'"),
     ],
 )

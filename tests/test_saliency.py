@@ -19,7 +19,7 @@ from sgqn.attribution import quantile_mask, soft_mask
 from sgqn.errors import SgqnError
 from sgqn.inspect.measures import mask_iou
 from sgqn.saliency import iou, mass_share, measure
-from tests.agents.small import RENDER, SETTINGS, SIZE, small
+from tests.agents.small import RENDER, SIZE, small
 
 
 def cartpole(name: str, **settings: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import torch
 import sgqn
 from sgqn import checkpoint, run, training
 from sgqn.agents import AGENTS, Phase
+from sgqn.agents.sgqn import SGQN
 from sgqn.cli import main
 from sgqn.config import TrainConfig, preset
 from sgqn.errors import SgqnError
@@ -103,15 +105,15 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(agent: str, tmp_path: Path, monk
     whole = micro(tmp_path / "whole", "--agent", agent)
     moments = iter([7, 23, 41, None])
 
-    original = training.Trainer._update
+    original = training.Trainer._phases
 
-    def update(self: training.Trainer, count: int) -> None:
-        before = self.updates
-        original(self, count)
+    def phases(self: training.Trainer, count: int) -> list[Phase]:
+        before, asked = self.updates, original(self, count)
         if before < (self.stop_at or 0) <= self.updates:  # type: ignore[attr-defined]
             self._stop = signal.SIGTERM
+        return asked
 
-    monkeypatch.setattr(training.Trainer, "_update", update)
+    monkeypatch.setattr(training.Trainer, "_phases", phases)
     monkeypatch.setattr(training.Trainer, "stop_at", next(moments), raising=False)
     code = main(["train", *MICRO, "--agent", agent, "--out", str(tmp_path / "parts")])
     folder = next((tmp_path / "parts").glob("*/*/*"))
@@ -212,7 +214,7 @@ def test_a_run_without_its_replay_trained_longer(
     assert "steps must be above 60, not 60, or nothing is learned: its replay was not kept" in capsys.readouterr().err
     assert run.read_config(folder).steps == 40
     assert main(["train", "--resume", str(folder), "--steps", "70", "--quiet"]) == 0
-    assert "learns on from step 60" in caplog.text
+    assert "learning continues at step 60" in caplog.text
     updates = {line["step"]: line["updates"] for line in run.read_lines(folder / run.METRICS)}
     assert [updates[step] for step in (40, 50, 60, 70)] == [38, 38, 38, 66]
 
@@ -237,13 +239,13 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 def test_divergence_stops_with_a_diagnosis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = training.Trainer._learn
+    original, updates = SGQN.learn, itertools.count(1)
 
-    def learn(self: training.Trainer, batch: Batch, phase: Phase) -> dict[str, torch.Tensor]:
+    def learn(self: SGQN, batch: Batch, phase: Phase) -> dict[str, torch.Tensor]:
         metrics = original(self, batch, phase)
-        return metrics if self.updates < 44 else {**metrics, "loss/critic": torch.tensor(float("nan"))}
+        return metrics if next(updates) < 44 else {**metrics, "loss/critic": torch.tensor(float("nan"))}
 
-    monkeypatch.setattr(training.Trainer, "_learn", learn)
+    monkeypatch.setattr(SGQN, "learn", learn)
     assert main(["train", *MICRO, "--out", str(tmp_path)]) == 2
     message = capsys.readouterr().err
     assert "loss/critic is nan" in message
@@ -275,7 +277,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(
         (["--steps", "20"], "steps must be above 20, not 20, or nothing is learned: actions are random for 20 steps"),
         (["--steps", "24", "--num-envs", "16"], "steps must be above 32, not 24"),
         (["--steps", "5", "--seeds", "0", "1"], "steps must be above 20, not 5"),
-        (["--seed", "-1"], "seed must be a whole number from 0 on, not -1"),
+        (["--seed", "-1"], "seed must be a non-negative integer, not -1"),
         (["--rho", "1.5"], "rho"),
         (["--evaluate-shifts", "video"], "video_easy"),
         (["--device", "tpu"], "tpu"),
@@ -355,16 +357,17 @@ def test_the_path_in_use_is_said_and_written_anew_on_resume(tmp_path: Path, caps
 def test_a_queue_goes_on_where_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = training.Trainer._update
+    original = training.Trainer._phases
 
-    def update(self: training.Trainer, count: int) -> None:
-        original(self, count)
+    def phases(self: training.Trainer, count: int) -> list[Phase]:
+        asked = original(self, count)
         if self.config.seed == 1 and self.updates >= 23:
             self._stop = signal.SIGTERM
+        return asked
 
     command = ["train", *(a for a in MICRO if a != "--quiet"), "--out", str(tmp_path / "queue"), "--seeds", "0", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "_update", update)
+        patch.setattr(training.Trainer, "_phases", phases)
         assert main(command) == 128 + signal.SIGTERM
     shown = capsys.readouterr().err
     assert "run 1 of 2: seed 0\n" in shown
@@ -396,13 +399,14 @@ def test_a_queue_goes_on_where_it_was_stopped(
 def test_a_run_that_diverges_does_not_stop_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = training.Trainer._learn
+    original = SGQN.learn
 
-    def learn(self: training.Trainer, batch: Batch, phase: Phase) -> dict[str, torch.Tensor]:
+    def learn(self: SGQN, batch: Batch, phase: Phase) -> dict[str, torch.Tensor]:
         metrics = original(self, batch, phase)
-        return metrics if self.config.seed else {**metrics, "loss/critic": torch.tensor(float("nan"))}
+        first = self.generator.initial_seed() == 0
+        return {**metrics, "loss/critic": torch.tensor(float("nan"))} if first else metrics
 
-    monkeypatch.setattr(training.Trainer, "_learn", learn)
+    monkeypatch.setattr(SGQN, "learn", learn)
     assert main(["train", *MICRO, "--steps", "30", "--out", str(tmp_path), "--seeds", "0", "1"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "1 of 2 runs diverged; seed 0: loss/critic is nan" in error
@@ -442,16 +446,17 @@ def test_a_queue_survives_signals_at_any_time(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("path", ["eager", "captured", "kernels"])
 def test_a_run_on_a_gpu_stops_and_goes_on(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = training.Trainer._update
+    original = training.Trainer._phases
 
-    def update(self: training.Trainer, count: int) -> None:
-        original(self, count)
+    def phases(self: training.Trainer, count: int) -> list[Phase]:
+        asked = original(self, count)
         if self.updates == 30:
             self._stop = signal.SIGTERM
+        return asked
 
     command = ["train", *MICRO, "--device", "cuda", "--path", path, "--out", str(tmp_path)]
     with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "_update", update)
+        patch.setattr(training.Trainer, "_phases", phases)
         assert main(command) == 128 + signal.SIGTERM
     folder = next(tmp_path.glob("*/*/*"))
     assert main(["train", "--resume", str(folder), "--quiet"]) == 0
@@ -472,7 +477,10 @@ def test_the_replay_holds_what_happened(device: str, tmp_path: Path) -> None:
     config = replace(config, evaluate_every=0, images_every=0, checkpoint_every=1000, save_replay=False)
     trainer = training.Trainer(config, tmp_path, progress=False)
     trainer.run()
-    replay, options = trainer.replay, {"renderer": "warp", "action_repeat": 100, "image_size": config.image_size}
+    replay, options = (
+        trainer.experience.replay,
+        {"renderer": "warp", "action_repeat": 100, "image_size": config.image_size},
+    )
     assert len(replay) == 120
     envs = sgqn.make_vec("walker-walk", 4, frame_stack=config.frame_stack, device=device, **options)
     obs, _ = envs.reset(seed=config.seed)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from sgqn.errors import InvalidValueError
+from sgqn.errors import InvalidValueError, UnknownNameError
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -143,7 +143,11 @@ def run_tyro(name: str, what: Any, args: list[str], lists_tasks: bool = False, *
             if lists_tasks:
                 print_tasks()
             raise
-        raise InvalidValueError(f"{_one_line(message.getvalue())} (see `sgqn {name} --help`)") from None
+        line = _one_line(message.getvalue())
+        if choice := re.search(r"invalid choice '(.*?)' for argument '--(\S+)'\. Expected one of \((.*?)\)", line):
+            names = [known for known in re.findall(r"'([^']*)'", choice[3]) if known != "None"]
+            raise UnknownNameError(choice[2].replace("-", " "), choice[1], names) from None
+        raise InvalidValueError(f"{line} (see `sgqn {name} --help`)") from None
 
 
 def print_tasks() -> None:

@@ -60,7 +60,7 @@ def export(
     config = dataclasses.replace(
         subject.config, action_repeat=find_task(subject.config.task, subject.config.action_repeat).action_repeat
     )
-    weights = package.pack(subject.agent, precision)
+    weights = package.pack(state.weights, precision, subject.agent.left_out())
     bare = Package(config, subject.agent.spec, subject.step, weights, {})
     check = compare(subject, bare.build(), renderer, report)
     if not check["mean"] <= TOLERANCE[precision]:

@@ -37,7 +37,7 @@ def command(config: TrainConfig) -> str:
 def _command(config: TrainConfig, base: str) -> list[str]:
     words = ["sgqn", "train", "--task", config.task, "--agent", config.agent, "--seed", str(config.seed)]
     words += [] if base == "paper" else ["--preset", base]
-    ours, theirs = _flat(config), _flat(preset(base, config.task))
+    ours, theirs = _flat(config), _flat(preset(base, config.task, config.agent))
     for name, value in ours.items():
         if name not in ("task", "agent", "seed") and value != theirs[name]:
             words += _option(name, value)
@@ -126,8 +126,8 @@ def _training(package: Package, run: Run) -> Iterator[str]:
     facts = {
         "trained on": ", ".join(run.machine[key] for key in ("device", "precision") if run.machine.get(key)),
         "action repeat": config.action_repeat,
-        "rho": f"{config.settings.rho:g}",
-        "overlay pictures": about["pictures"],
+        "rho": "" if run.rho is None else f"{run.rho:g}",
+        "overlay images": about["pictures"],
         "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
     }
     yield "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)

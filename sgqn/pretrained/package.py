@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,14 +110,15 @@ def _digest(about: Mapping[str, Any]) -> str:
 # Weights
 
 
-def pack(agent: Agent, precision: Precision = "half") -> dict[str, Tensor]:
+def pack(
+    weights: Mapping[str, Tensor], precision: Precision = "half", left_out: Container[str] = ()
+) -> dict[str, Tensor]:
     """The weights that an agent needs, matrices in half precision, or large ones in 8 bits with a factor for each row.
 
     Vectors and what half precision cannot hold stay as they are.
     """
     packed: dict[str, Tensor] = {}
-    left_out = agent.left_out()
-    needed = {name: tensor.detach().cpu() for name, tensor in agent.state_dict().items() if name not in left_out}
+    needed = {name: tensor.detach().cpu() for name, tensor in weights.items() if name not in left_out}
     for name, tensor in needed.items():
         if precision == "int8" and tensor.ndim == 2 and tensor.numel() >= LARGE:
             scale = tensor.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127

@@ -284,7 +284,7 @@ def _other_settings(runs: Iterable[Run]) -> Iterator[str]:
         for name in run.other_settings:
             ours, papers = found.setdefault(name, ({}, {}))
             ours[_setting(run.config, name)] = None
-            papers[_setting(preset("paper", run.task), name)] = None
+            papers[_setting(preset("paper", run.task, run.agent), name)] = None
     for name, (ours, papers) in found.items():
         yield f"{name} {' or '.join(ours)} (paper {' or '.join(papers)})"
 

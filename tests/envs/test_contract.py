@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from itertools import pairwise
 
 import gymnasium
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import sgqn
-from sgqn.envs.env import PixelEnv
 from sgqn.envs.families import all_tasks, families, find_task
 from sgqn.envs.families.suite import suite
 from sgqn.envs.opengl import gl_error
@@ -20,6 +18,7 @@ from sgqn.envs.simulation import MujocoSimulation
 from sgqn.envs.warp import unsupported
 from sgqn.results.paper import TASKS as PAPER_TASKS
 from tests.envs import load
+from tests.envs.contract import check_no_shared_memory, check_specs, check_stacks, episode
 
 REPRESENTATIVE = {"suite": PAPER_TASKS}
 """Tasks to go through in full; of families that are not named here, all of them."""
@@ -42,65 +41,17 @@ def test_environment_keeps_the_contract(task: str, shift: str, renderer: str) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # remarks about pixel observations
         check_env(env, skip_render_check=True)
-    _check_specs(env, renderer, shift)
-    first = _episode(env, seed=3)
-    again = _episode(env, seed=3)
+    check_specs(env, renderer, shift)
+    first = episode(env, seed=3)
+    again = episode(env, seed=3)
     for (obs, reward), (obs_again, reward_again) in zip(first, again, strict=True):
         assert np.array_equal(obs, obs_again)
         assert reward == reward_again
-    _check_stacks([obs for obs, _ in first])
-    _check_no_shared_memory([obs for obs, _ in first])
+    check_stacks([obs for obs, _ in first])
+    check_no_shared_memory([obs for obs, _ in first])
     other = env.reset()[0]  # the next episode of the seed
     assert not np.array_equal(other, first[0][0])
     env.close()
-
-
-def _check_specs(env: PixelEnv, renderer: str, shift: str) -> None:
-    space, family, task = env.observation_space, env.task.family, env.task.name
-    assert (space.shape, space.dtype) == ((3 * env.task.defaults.frame_stack, 84, 84), np.uint8)
-    if isinstance(env.action_space, gymnasium.spaces.Box):
-        assert (env.action_space.low == -1).all()
-        assert (env.action_space.high == 1).all()
-    assert env.metadata["renderer"] == renderer
-    found = family.shift(task, shift)
-    assert env.metadata["backgrounds"] == ("generated" if found.video else found.source)
-    if family.name == "suite":
-        assert env.metadata["backgrounds"] == ("none" if shift == "train" else "generated")
-
-
-def _episode(env: PixelEnv, seed: int) -> list[tuple[np.ndarray, float]]:
-    """A whole episode, of few agent steps at this action repeat."""
-    env.action_space.seed(0)
-    obs, info = env.reset(seed=seed)
-    steps = [(obs, 0.0)]
-    assert info["episode_number"] == 0
-    assert info["renderer"] == env.metadata["renderer"]
-    over = False
-    while not over:
-        obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
-        steps.append((obs, reward))
-        over = terminated or truncated
-        assert info["backgrounds"] == env.metadata["backgrounds"]
-    assert truncated == (len(steps) == env.task.episode_steps + 1)
-    assert truncated or env.task.family.name != "suite"
-    with pytest.raises(sgqn.SgqnError, match="reset"):
-        env.step(env.action_space.sample())
-    assert np.array_equal(env.render(), obs[-3:].transpose(1, 2, 0))
-    return steps
-
-
-def _check_stacks(observations: list[np.ndarray]) -> None:
-    """An observation holds the last frames; the first one many times the same."""
-    for start in range(3, len(observations[0]), 3):
-        assert np.array_equal(observations[0][:3], observations[0][start : start + 3])
-    for before, after in pairwise(observations):
-        assert np.array_equal(before[3:], after[:-3])
-
-
-def _check_no_shared_memory(observations: list[np.ndarray]) -> None:
-    for i, one in enumerate(observations):
-        for other in observations[i + 1 :]:
-            assert not np.shares_memory(one, other)
 
 
 @pytest.mark.parametrize("task", PAPER_TASKS)
@@ -202,7 +153,7 @@ def test_episode_k_does_not_depend_on_what_ran_before() -> None:
 
 @pytest.mark.parametrize("seed", ["a", "0", 1.0, -1, True, None, [1], np.int64(-2)])
 def test_seeds_that_are_none_are_refused(seed: object) -> None:
-    quoted = re.escape(f"seed must be a whole number from 0 on, not {seed!r}")
+    quoted = re.escape(f"seed must be a non-negative integer, not {seed!r}")
     with pytest.raises(sgqn.InvalidValueError, match=quoted):
         sgqn.make("cartpole-swingup", renderer="warp", seed=seed)  # type: ignore[arg-type]
     with pytest.raises(sgqn.InvalidValueError, match=quoted):

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sgqn.pretrained.export import compare
 from torch import Tensor, nn
 
-from sgqn import attribution
-from sgqn.agents import AGENTS, Agent, Recipe, Spec
+from sgqn import agents, attribution
+from sgqn.agents import AGENTS, Agent, AgentEntry, Spec
 from sgqn.agents.base import adam
 from sgqn.augmentations import center_crop
 from sgqn.cli import main
 from sgqn.demo import demo
+from sgqn.export import compare
 from sgqn.inspect import Images, Subject, attribute, look_at, looks, predict
 from sgqn.inspect.look import AT_ONCE
 from sgqn.logs import Logs
@@ -131,7 +131,9 @@ class Minimal(Agent):
 @pytest.fixture
 def minimal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run of such an agent, which also crops."""
-    monkeypatch.setitem(AGENTS, "minimal", Recipe(lambda spec, settings, _: Minimal(spec), crops=True))
+    entry = AgentEntry(lambda spec, settings, _: Minimal(spec), agents.Settings, crops=True)
+    monkeypatch.setitem(AGENTS._things, "minimal", entry)
+    monkeypatch.setitem(AGENTS._origins, "minimal", "sgqn.tests")
     return untrained_run(tmp_path / "run", tiny_config("minimal"))
 
 

@@ -25,3 +25,11 @@ def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for agent in ("sac", "sgqn"):
         looking.record(out / TASK / agent / "0", ["train", "video_hard"], episodes=2, renderer="warp", every=40)
     return out
+
+
+@pytest.fixture
+def _agents_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that the paper does not have."""
+    for name in ("my_agent", "my|<agent>"):
+        monkeypatch.setitem(AGENTS._things, name, AGENTS["sgqn"])
+        monkeypatch.setitem(AGENTS._origins, name, "sgqn.agents")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from sgqn import run as folders
 from sgqn.agents import AGENTS
-from sgqn.config import TrainConfig, preset, versions
+from sgqn.config import TrainConfig, settings_for, versions
 from sgqn.results.runs import RunEvaluation
 from tests.helpers import TASK, untrained_run
 
@@ -38,9 +37,8 @@ def write_tiny(folder: Path, config: TrainConfig, with_checkpoint: bool = True) 
 
 
 def config_of(task: str, agent: str, seed: int, rho: float | None = None, **options: Any) -> TrainConfig:
-    config = preset("paper", task)
-    chosen = config.settings if rho is None else dataclasses.replace(config.settings, rho=rho)
-    return dataclasses.replace(config, agent=agent, seed=seed, settings=chosen, **options)
+    values = {} if rho is None else {"rho": rho}
+    return TrainConfig(task=task, agent=agent, seed=seed, settings=settings_for(agent, task, **values), **options)
 
 
 def line(task: str, shift: str, returns: list[float], step: int = 500_000, **others: Any) -> dict[str, Any]:

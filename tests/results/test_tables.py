@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sgqn.config import preset
@@ -213,6 +213,7 @@ def test_action_repeat_and_rho_send_runs_to_their_tables():
     assert [cell.ours for cell in other.cells] == [Value(200.0)]
 
 
+@pytest.mark.usefixtures("_agents_of_others")
 def test_what_the_paper_has_no_place_for_is_shown_all_the_same():
     runs = [
         run_with("cheetah-run", "sgqn", 0, {"video_hard": 10.0}),
@@ -420,7 +421,8 @@ RUNS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.usefixtures("_agents_of_others")
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(RUNS)
 def test_markdown_is_rectangular_and_csv_parses_back(runs: list[Run]):
     found = tables(runs)

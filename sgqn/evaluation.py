@@ -156,7 +156,7 @@ def evaluate(
 
 def record(
     path: str | Path,
-    shifts: Sequence[str] = (),
+    shifts: Sequence[str] | None = None,
     episodes: int = 30,
     seed: int = 0,
     renderer: str = "auto",
@@ -172,7 +172,9 @@ def record(
     """
     _check(episodes, seed)
     agent, config, step, home = runs.load(path, device)
-    shifts = shifts or find_task(config.task).test_shifts
+    shifts = find_task(config.task).test_shifts if shifts is None else shifts
+    if not shifts:
+        raise InvalidValueError("name at least one shift")
     for shift in shifts:
         check_shift(config.task, shift)
     check_renderer(config.task, renderer)

@@ -15,6 +15,7 @@ import sgqn
 from sgqn import cli, data
 from sgqn.agents.sgqn import SGQNSettings
 from sgqn.cli import main
+from sgqn.cli.command import Command
 from sgqn.config import TrainConfig, TrainOptions
 from sgqn.errors import InvalidValueError
 from tests.helpers import fails, write_clip, write_colors, write_image
@@ -53,7 +54,7 @@ def test_every_option_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
         main([*name.split(), "--help"])
     texts = option_texts(capsys.readouterr().out)
     assert "-h, --help" in texts
-    options = inspect.signature(cli.COMMANDS[name]).parameters if name != "train" else config_fields()
+    options = inspect.signature(cli.COMMANDS[name].function).parameters if name != "train" else config_fields()
     assert len(texts) == 1 + len(options)
     assert [option for option, text in texts.items() if not text] == []
 
@@ -87,7 +88,7 @@ def test_an_option_without_help_is_found(capsys: pytest.CaptureFixture[str], mon
             an_option_with_a_name_so_long_that_it_has_a_line: Told, too.
         """
 
-    monkeypatch.setitem(cli.COMMANDS, "command", command)
+    monkeypatch.setitem(cli.COMMANDS, "command", Command(command, 0))
     with pytest.raises(SystemExit):
         main(["command", "--help"])
     _, *texts = option_texts(capsys.readouterr().out).values()
@@ -127,7 +128,7 @@ def test_errors_become_exit_codes(
         """Fail."""
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, "broken", broken)
+    monkeypatch.setitem(cli.COMMANDS, "broken", Command(broken, 0))
     assert main(["broken"]) == code
     assert capsys.readouterr().err == f"{line}\n"
 
@@ -136,7 +137,7 @@ def test_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setitem(cli.COMMANDS, "broken", broken)
+    monkeypatch.setitem(cli.COMMANDS, "broken", Command(broken, 0))
     with pytest.raises(ValueError, match="a bug"):
         main(["broken"])
 

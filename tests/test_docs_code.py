@@ -17,6 +17,8 @@ from sgqn.augmentations import center_crop
 from tests.helpers import tiny_config, untrained_run
 
 ROOT = Path(sgqn.__file__).parent.parent
+EXAMPLES = ("mine", "ddpg")
+"""Agents that pages register."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -38,7 +40,7 @@ def test_agents_named_in_the_docs_exist(page: Path) -> None:
                 task = re.search(r"--task[ =]([\w-]+)", line)
                 assert pretrained.find(f"pretrained:{task[1] if task else 'walker-walk'}/{agent}") is not None, line
             else:
-                assert agent in AGENTS or agent.isupper(), line
+                assert agent in (*AGENTS, *EXAMPLES) or agent.isupper(), line
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_a_recorded_agent_keeps_its_action_repeat(folder: Path) -> None:
 
 
 def test_what_cannot_play_is_refused(agent: Agent) -> None:
-    with pytest.raises(InvalidValueError, match=r"trained on cartpole-swingup.*1 numbers: walker-walk takes 6"):
+    with pytest.raises(InvalidValueError, match=r"cartpole-swingup.*1 numbers: walker-walk takes actions of 6 numbers"):
         evaluate(agent, "walker-walk", episodes=1, num_workers=0, renderer="warp")
     with pytest.raises(InvalidValueError, match=r"load_agent gave, .* not a str: 'pretrained:walker-walk'$"):
         evaluate("pretrained:walker-walk", "walker-walk")  # type: ignore[arg-type]

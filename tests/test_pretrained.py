@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import sgqn
 from sgqn import checkpoint, evaluation, explain, inspect, pretrained, run, training
 from sgqn import export as exporting
-from sgqn.agents import AGENTS, build_agent
+from sgqn.agents import AGENTS, Spec, build_agent
 from sgqn.cli import main
 from sgqn.config import TrainConfig, preset, settings_for
 from sgqn.errors import DataError, InvalidValueError
@@ -194,7 +194,7 @@ def test_what_the_folder_tells(trained: dict[str, Path], packaged: Path) -> None
     weights = (packaged / package.WEIGHTS).read_bytes()
     assert about["weights"] == {"size": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
     assert about["step"] == 24
-    assert about["spec"] == {"action_dim": 1, "channels": 9, "image_size": 24, "render_size": 24}
+    assert about["spec"] == dataclasses.asdict(Spec(1, 9, 24, 24))
     assert TrainConfig.from_dict(about["config"]) == run.read_config(trained["sgqn"])
     assert about["versions"]["torch"] == torch.__version__
     assert about["pictures"] == "generated"
@@ -213,7 +213,7 @@ def test_the_model_card(packaged: Path) -> None:
     assert "| train | 150 ± 50 | 2 | gl | none | 24 |" in text
     assert "| video_hard | 2 ± 0 | 2 | gl | generated | 12 |" in text
     assert "999" not in text
-    for words in ("not the benchmark's", "overlay pictures: generated", "MIT", "float16", "sgqn.load_agent"):
+    for words in ("not the benchmark's", "overlay images: generated", "MIT", "float16", "sgqn.load_agent"):
         assert words in text, words
     env = next(line for line in text.splitlines() if "sgqn.make" in line)
     assert "image_size=24" in env
@@ -231,7 +231,7 @@ def test_the_card_s_command_repeats_the_run(
 
 
 def test_a_run_by_the_paper_has_a_short_command() -> None:
-    config = dataclasses.replace(preset("paper", "walker-walk"), agent="svea", seed=3, action_repeat=4)
+    config = dataclasses.replace(preset("paper", "walker-walk", "svea"), seed=3, action_repeat=4)
     assert card.command(config) == "sgqn train --task walker-walk --agent svea --seed 3"
 
 

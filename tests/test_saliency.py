@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,13 @@ from sgqn.attribution import quantile_mask, soft_mask
 from sgqn.errors import SgqnError
 from sgqn.inspect.measures import mask_iou
 from sgqn.saliency import iou, mass_share, measure
-from tests.agents.small import RENDER, SIZE, small
+from tests.agents.small import RENDER, SIZE, VALUES, settings_of, small
 
 
 def cartpole(name: str, **settings: Any) -> Any:
     """An agent for cartpole; its weights are moved off the sparse initialisation, so that all pixels count."""
     spec = Spec(1, image_size=SIZE, render_size=RENDER if AGENTS[name].crops else SIZE)
-    agent = build_agent(name, spec, replace(SETTINGS, **settings), seed=0)
+    agent = build_agent(name, spec, settings_of(name, **VALUES | settings), seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in agent.parameters():

@@ -550,8 +550,9 @@ def test_a_slow_method_holds_up_nothing(folder: Path, monkeypatch: pytest.Monkey
     def failing(q: Any, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of\nmemory")
 
-    monkeypatch.setitem(attribution.METHODS, "slow", slow)
-    monkeypatch.setitem(attribution.METHODS, "failing", failing)
+    for method in (slow, failing):
+        name = method.__name__
+        monkeypatch.setitem(attribution.METHODS._things, name, attribution.Method(name, method))
     with Live(folder, dataclasses.replace(START, method="slow", speed=20.0)) as live, serving(live.session) as made:
         live.see(lambda parts: parts["progress"] and parts["progress"]["total"] == 1000)
         step = live.parts["frame"]["step"]
@@ -599,7 +600,7 @@ def test_only_methods_that_can_run_are_offered(folder: Path, monkeypatch: pytest
     assert methods() == list(attribution.METHODS)
     assert "Captum" not in "".join(announced())
     monkeypatch.setitem(sys.modules, "captum", None)
-    assert methods() == ["gradient", "guided_backprop", "smoothgrad", "rise"]
+    assert methods() == ["gradient", "guided_backprop", "rise", "smoothgrad"]
     missing = "grad_cam, guided_grad_cam, integrated_gradients, occlusion (pip install 'sgqn[explain]')"
     assert missing in announced()[0]
     with serving(Session(START, TASK)) as made:

@@ -10,7 +10,7 @@ from sgqn.cli.command import Flag, Renderer, Run, Shift, bars, command
 @command("evaluate", order=1)
 def evaluate(
     path: Run,
-    shift: tuple[Shift, ...] = (),
+    shift: tuple[Shift, ...] | None = None,
     episodes: int = 30,
     seed: int = 0,
     renderer: Renderer = "auto",

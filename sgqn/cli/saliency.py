@@ -10,7 +10,7 @@ from sgqn.cli.command import Flag, Method, Renderer, Run, Shift, bars, command
 @command("saliency", order=3)
 def saliency(
     path: Run,
-    shift: tuple[Shift, ...] = (),
+    shift: tuple[Shift, ...] | None = None,
     episodes: int = 5,
     method: tuple[Method, ...] = (),
     rho: float | None = None,

@@ -86,7 +86,7 @@ OnStep = Callable[[str, int, int], None]
 
 def record(
     path: str | Path,
-    shifts: Sequence[str] = (),
+    shifts: Sequence[str] | None = None,
     episodes: int = 5,
     methods: Sequence[str] = (),
     rho: float | None = None,
@@ -107,7 +107,9 @@ def record(
         raise InvalidValueError(f"rho must lie in [0, 1), not {rho}: 0.95 keeps one pixel in twenty")
     subject = Subject.load(path, device)
     task = subject.config.task
-    shifts = shifts or (find_task(task).shifts[0], find_task(task).shifts[-1])
+    shifts = (find_task(task).shifts[0], find_task(task).shifts[-1]) if shifts is None else shifts
+    if not shifts:
+        raise InvalidValueError("name at least one shift")
     for shift in shifts:
         check_shift(task, shift)
     lines = []

@@ -6,7 +6,9 @@ from itertools import pairwise
 
 import gymnasium
 import numpy as np
+import pytest
 
+import sgqn
 from sgqn.envs.env import PixelEnv
 
 
@@ -23,7 +25,7 @@ def check_specs(env: PixelEnv, renderer: str, shift: str) -> None:
         assert env.metadata["backgrounds"] == ("none" if shift == "train" else "generated")
 
 
-def episode(env: PixelEnv, seed: int) -> list[tuple[np.ndarray, float]]:
+def play(env: PixelEnv, seed: int) -> list[tuple[np.ndarray, float]]:
     """A whole episode, of few agent steps at this action repeat."""
     env.action_space.seed(0)
     obs, info = env.reset(seed=seed)

@@ -18,7 +18,7 @@ from sgqn.envs.simulation import MujocoSimulation
 from sgqn.envs.warp import unsupported
 from sgqn.results.paper import TASKS as PAPER_TASKS
 from tests.envs import load
-from tests.envs.contract import check_no_shared_memory, check_specs, check_stacks, episode
+from tests.envs.contract import check_no_shared_memory, check_specs, check_stacks, play
 
 REPRESENTATIVE = {"suite": PAPER_TASKS}
 """Tasks to go through in full; of families that are not named here, all of them."""
@@ -42,8 +42,8 @@ def test_environment_keeps_the_contract(task: str, shift: str, renderer: str) ->
         warnings.simplefilter("ignore")  # remarks about pixel observations
         check_env(env, skip_render_check=True)
     check_specs(env, renderer, shift)
-    first = episode(env, seed=3)
-    again = episode(env, seed=3)
+    first = play(env, seed=3)
+    again = play(env, seed=3)
     for (obs, reward), (obs_again, reward_again) in zip(first, again, strict=True):
         assert np.array_equal(obs, obs_again)
         assert reward == reward_again

@@ -13,7 +13,7 @@ import sgqn
 from sgqn.envs import families
 from sgqn.envs.families import Family, all_shifts, all_tasks, check_shift, find_task
 from tests.envs import load
-from tests.envs.contract import check_no_shared_memory, check_specs, check_stacks, episode
+from tests.envs.contract import check_no_shared_memory, check_specs, check_stacks, play
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_families_that_clash_are_refused() -> None:
 @pytest.mark.parametrize("shift", ["train", "other", "video"])
 def test_discrete_actions_keep_the_contract(shift: str, renderer: str) -> None:
     env = sgqn.make("push-right", shift, renderer=renderer, render_mode="rgb_array")
-    first, again = episode(env, seed=3), episode(env, seed=3)
+    first, again = play(env, seed=3), play(env, seed=3)
     check_specs(env, renderer, shift)
     check_stacks([obs for obs, _ in first])
     check_no_shared_memory([obs for obs, _ in first])

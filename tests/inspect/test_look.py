@@ -200,7 +200,7 @@ class Board:
 def logged(agent: Agent, batch: Batch) -> Tensor:
     logs = Logs.__new__(Logs)
     logs._board = Board()
-    logs.images(1, agent, batch)
+    logs.images(1, agent, batch.obs)
     return logs._board.sheet
 
 

@@ -211,12 +211,13 @@ def test_tensorboard_shows_the_mask_that_the_agent_trains_with() -> None:
     size, count = agent.spec.image_size, len(batch.obs)
     assert sheet.shape == (3, 3 * size, count * size)
     frames = batch.obs[:, -3:].float() / 255
-    mask = agent.attribution_mask(batch)[:, -3:]
+    action = agent.act(batch.obs)
+    mask = agent.saliency(batch._replace(action=action))[:, -3:]
     for i in range(count):
         column = sheet[:, :, i * size : (i + 1) * size]
         assert torch.equal(column[:, :size], frames[i])
         assert torch.equal(column[:, size : 2 * size], frames[i] * mask[i])
-        assert torch.allclose(column[:, 2 * size :], agent.predict_mask(batch.obs, batch.action)[i, -3:])
+        assert torch.allclose(column[:, 2 * size :], agent.predict_mask(batch.obs, action)[i, -3:])
 
 
 @pytest.mark.parametrize(("name", "rows"), [("sac", 1), ("rad", 1), ("sac_consistency", 2), ("sac_selfsup", 3)])

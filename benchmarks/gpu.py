@@ -473,7 +473,7 @@ def graph_time(work: Callable[[], object], path: FastBackend) -> float:
 def environments(options: Options, device: torch.device) -> dict[str, Any]:
     """Agent steps/s with random actions, for whole episodes including resets."""
     import sgqn
-    from sgqn.envs.tasks import find_task
+    from sgqn.envs.families import find_task
 
     found, rows = {}, []
     length = find_task(options.task).episode_steps

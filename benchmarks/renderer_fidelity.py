@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from sgqn.envs.families import find_task
 from sgqn.envs.gl import GLRenderer
 from sgqn.envs.opengl import gl_error
 from sgqn.envs.simulation import MujocoSimulation
-from sgqn.envs.tasks import PAPER_TASKS, find_task
 from sgqn.envs.warp import WarpRenderer
+from sgqn.results.paper import TASKS as PAPER_TASKS
 
 
 @dataclass

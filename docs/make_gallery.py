@@ -17,8 +17,9 @@ from PIL import Image, ImageDraw, ImageFont
 from rich.progress import track
 
 import sgqn
-from sgqn.envs import PAPER_TASKS, SHIFTS
+from sgqn.envs.families import find_task
 from sgqn.envs.opengl import gl_error
+from sgqn.results.paper import TASKS as PAPER_TASKS
 
 IMAGES = Path(__file__).resolve().parent / "images"
 SCALE = 2
@@ -86,7 +87,9 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if gl_error() is not None:
         parser.exit(0 if options.tiny else 2, f"skipped: the galleries need OpenGL ({gl_error()})\n")
-    tasks, shifts = (("cartpole-swingup",), ("train",)) if options.tiny else (PAPER_TASKS, SHIFTS)
+    tasks, shifts = (
+        (("cartpole-swingup",), ("train",)) if options.tiny else (PAPER_TASKS, find_task(PAPER_TASKS[0]).shifts)
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     gallery(tasks, shifts).quantize(192).save(options.out / "gallery.png", optimize=True)
     renderers(tasks).quantize(192).save(options.out / "renderers.png", optimize=True)

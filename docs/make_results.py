@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sgqn.envs import SHIFTS
+from sgqn.envs.families import all_shifts
 from sgqn.results.report import report
 from sgqn.results.runs import Run, RunEvaluation, find_runs, rank
 from sgqn.results.tables import Cell, headline, title_of
@@ -54,7 +54,7 @@ def _compared(cell: Cell) -> str:
 
 def renderers(runs: list[Run]) -> str:
     """Returns of each run by renderer."""
-    shifts = [shift for shift in SHIFTS if any(found.shift == shift for run in runs for found in run.evaluations)]
+    shifts = [shift for shift in all_shifts() if any(found.shift == shift for run in runs for found in run.evaluations)]
     rows = [["run", "renderer", *shifts]]
     for run in runs:
         last = max(found.step for found in run.evaluations)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 import sgqn
 
 PLUGINS = Path(__file__).parent / "plugins"
+PAGE = Path(sgqn.__file__).parent.parent / "docs" / "extend.md"
 SMALL = [
-    *("--preset", "tiny", "--quiet", "--device", "cpu", "--steps", "48", "--num-envs", "2", "--warmup-steps", "8"),
+    *("--quiet", "--device", "cpu", "--steps", "48", "--num-envs", "2", "--warmup-steps", "8"),
     *("--image-size", "24", "--evaluate-every", "48", "--checkpoint-every", "24", "--log-every", "8"),
     *("--images-every", "16", "--pictures", "16"),
 ]
@@ -62,13 +64,19 @@ def command(installed: Path):
     return run
 
 
+def commands_of_the_page() -> list[list[str]]:
+    """The `sgqn` commands that docs/extend.md ends with."""
+    return [shlex.split(line)[1:] for line in PAGE.read_text().splitlines() if line.startswith("sgqn ")]
+
+
 @pytest.fixture(scope="module")
 def runs(command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs on the plugin's task: of its agent, and of SGQN with its attribution and its augmentation."""
     folder = tmp_path_factory.mktemp("plugins")
-    command("train", "--task", "tabletop-slide", "--agent", "ddpg", *SMALL, cwd=folder)
-    named = ["--attribution", "gradient_times_input", "--augmentation", "channel_shuffle"]
-    command("train", "--task", "tabletop-slide", "--agent", "sgqn", *SMALL, *NETWORKS, *named, cwd=folder)
+    training = [args for args in commands_of_the_page() if args[0] == "train"]
+    assert len(training) == 2
+    for args in training:
+        command(*args, *SMALL, *(NETWORKS if "sgqn" in args else []), cwd=folder)
     return folder
 
 
@@ -110,8 +118,12 @@ def test_resume_evaluate_explain_saliency(command, runs: Path, agent: str) -> No
     assert all(0 < line["means"]["base_rate"] < 1 for line in found)
 
 
-def test_report(command, runs: Path) -> None:
-    command("report", "runs", "--out", "report", "--renderer", "warp", cwd=runs)
+def test_the_commands_of_the_page(command, runs: Path) -> None:
+    others = [args for args in commands_of_the_page() if args[0] != "train"]
+    assert [args[0] for args in others] == ["evaluate", "explain", "report"]
+    for args in others:
+        command(*args, "--renderer", "warp", cwd=runs)
+    assert (runs / "look.png").is_file()
     page = (runs / "report" / "index.html").read_text()
     for name in ("tabletop-slide", "ddpg", "dark"):
         assert name in page
@@ -158,7 +170,6 @@ def test_a_run_whose_plugin_is_missing_says_so(command, runs: Path) -> None:
 
 def test_the_page_shows_the_package_as_it_is() -> None:
     """docs/extend.md, whose code is what the tests above have run."""
-    page = (Path(sgqn.__file__).parent.parent / "docs" / "extend.md").read_text()
-    shown = dict(re.findall(r"^`([\w/]+\.\w+)`:\n\n```\w*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
+    shown = dict(re.findall(r"^`([\w/]+\.\w+)`:\n\n```\w*\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
     files = [path for path in PLUGINS.rglob("*") if path.suffix in (".py", ".toml")]
     assert shown == {path.relative_to(PLUGINS).as_posix(): path.read_text() for path in files}

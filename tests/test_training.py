@@ -25,7 +25,7 @@ from sgqn.cli import main
 from sgqn.config import TrainConfig, preset
 from sgqn.errors import SgqnError
 from sgqn.replay import Batch, Replay
-from tests.helpers import MICRO
+from tests.helpers import MICRO, fails
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TIMES = ("seconds", "steps_per_second", training.COLLECTION)
@@ -86,6 +86,13 @@ def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) ->
     assert scores.episodes == 2
     again = sgqn.evaluate(loaded, "cartpole-swingup", episodes=2, renderer="warp", num_workers=0, action_repeat=50)
     assert again == scores
+
+
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Warp cannot draw the dog; the next try must not find a run."""
+    for _ in range(2):
+        assert "use renderer='gl'" in fails(capsys, "train", *MICRO, "--task", "dog-run", "--out", str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_seed_of_numpy_is_a_seed(tmp_path: Path) -> None:

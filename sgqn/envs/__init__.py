@@ -12,14 +12,9 @@ if TYPE_CHECKING:
     from sgqn.envs.families import Defaults, Family, Task, all_shifts, all_tasks, find_task, register_family
     from sgqn.envs.shifts import Appearance, Shift
     from sgqn.envs.simulation import MujocoSimulation, Renderer, Simulation
-    from sgqn.envs.tasks import PAPER_TASKS, RENDERERS, SHIFTS, TASKS
     from sgqn.envs.vector import PixelVectorEnv, make_vec
 
 __all__ = [
-    "PAPER_TASKS",
-    "RENDERERS",
-    "SHIFTS",
-    "TASKS",
     "Appearance",
     "Defaults",
     "Family",
@@ -47,7 +42,6 @@ _LAZY = {
     **dict.fromkeys(("find_task", "register_family"), "families"),
     **dict.fromkeys(("Appearance", "Shift"), "shifts"),
     **dict.fromkeys(("MujocoSimulation", "Renderer", "Simulation"), "simulation"),
-    **dict.fromkeys(("PAPER_TASKS", "RENDERERS", "SHIFTS", "TASKS"), "tasks"),
 }
 
 

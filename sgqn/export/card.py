@@ -88,7 +88,7 @@ def _use(config: TrainConfig) -> Iterator[str]:
         "import sgqn",
         "",
         'agent = sgqn.load_agent("FOLDER")',
-        f'env = sgqn.make("{config.task}", shift="video_hard"{_env_options(config)})',
+        f'env = sgqn.make("{config.task}", shift="{find_task(config.task).shifts[-1]}"{_env_options(config)})',
         "obs, info = env.reset(seed=0)",
         "action = agent.act(obs)",
     ]

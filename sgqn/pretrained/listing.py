@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sgqn import pretrained
+from sgqn.envs.families import find_task
 from sgqn.pretrained import package
-
-SHIFTS = ("train", "color_hard", "video_easy", "video_hard")
 
 
 def entries() -> list[dict[str, Any]]:
@@ -42,14 +41,15 @@ def show(found: list[dict[str, Any]]) -> None:
         return
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column(pretrained.PREFIX, no_wrap=True)
-    for title in ("steps", *SHIFTS):
+    shifts = list(dict.fromkeys(shift for entry in found for shift in find_task(entry["task"]).test_shifts))
+    for title in ("steps", *shifts):
         table.add_column(title, justify="right")
     for entry in found:
-        returns = (_shown(entry["returns"], shift) for shift in SHIFTS)
+        returns = (_shown(entry["returns"], shift) for shift in shifts)
         name = entry["name"].removeprefix(pretrained.PREFIX)
         table.add_row(name, f"{entry['steps']:,}", *returns)
     console.print(table)
-    if any("*" in _shown(entry["returns"], shift) for entry in found for shift in SHIFTS):
+    if any("*" in _shown(entry["returns"], shift) for entry in found for shift in shifts):
         console.print("* with generated backgrounds, not the benchmark's clips")
     console.print(
         f'sgqn.load_agent("{found[0]["name"]}"), or in place of RUN: sgqn evaluate {found[0]["name"]}', soft_wrap=True

@@ -12,7 +12,7 @@ from sgqn.results import paper
 from sgqn.results.figures import Chart, Dot, DotChart, DotRow, Line, Mark, color_of
 from sgqn.results.runs import Run, RunEvaluation, rank, scores, with_settings
 from sgqn.results.statistics import performance_profile
-from sgqn.results.tables import ResultTable, agents_of, of_suite, shifts_of, title_of, variant_of
+from sgqn.results.tables import ResultTable, agents_of, comparable, returns_of, shifts_of, title_of, variant_of
 
 Points: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """Steps, and a return at each."""
@@ -22,8 +22,6 @@ MOST_BINS = 100
 """Points of a training curve, at most; each is the mean of what was logged in its part of the training."""
 FAR_ENOUGH = 0.1
 """Of the paper's steps: below, its final scores are no yardstick for a curve."""
-BEST = 1000.0
-"""The best return of a task of dm_control."""
 
 
 def training_chart(runs: Iterable[Run]) -> Chart | None:
@@ -52,9 +50,10 @@ def shift_charts(runs: Iterable[Run]) -> list[Chart]:
 
 
 def profile_charts(runs: Iterable[Run]) -> list[Chart]:
-    """For each shift the share of runs of dm_control's tasks that score above every threshold."""
-    own = of_suite(with_settings(runs))
-    taus = np.linspace(0, BEST, 101)
+    """For each shift the share of runs that score above every threshold, over tasks with one range of returns."""
+    own = comparable(with_settings(runs))
+    bounds = (returns_of(own[0].task) if own else None) or (0.0, 1.0)
+    taus = np.linspace(*bounds, 101)
     charts = []
     for shift in shifts_of(own):
         found = scores(own, shift)
@@ -66,7 +65,7 @@ def profile_charts(runs: Iterable[Run]) -> list[Chart]:
                 several = any(len(values) > 1 for values in of_agent.values())
                 band = (list(profile.low), list(profile.high)) if several else ((), ())
                 lines.append(Line(title_of(agent), color_of(agent), list(taus), list(profile.share), *band))
-        chart = Chart(shift, "return τ", "share of runs above τ", tuple(lines), x_range=(0, BEST), y_range=(0, 1))
+        chart = Chart(shift, "return τ", "share of runs above τ", tuple(lines), x_range=bounds, y_range=(0, 1))
         charts.append(chart)
     return charts
 
@@ -84,7 +83,7 @@ def score_charts(headline: ResultTable) -> list[DotChart]:
             if ours or beside:
                 rows.append(DotRow(title, color_of(agent), ours, beside))
         if any(row.paper for row in rows):
-            bounds = None if task in paper.ROBOT_TASKS else (0.0, BEST)
+            bounds = returns_of(task)
             charts.append(DotChart(f"{task}, {shift}", "return", tuple(rows), bounds))
     return charts
 
@@ -114,8 +113,9 @@ def _chart(title: str, lines: Iterable[Line], runs: Sequence[Run], shift: str) -
         if printed := paper.score(runs[0].task, agent, shift):
             marks.append(Mark(title_of(agent), color_of(agent), printed.mean))
     tops = [*(value for line in lines for value in line.y), *(mark.y for mark in marks)]
-    whole = runs[0].task not in paper.ROBOT_TASKS and max(tops, default=0.0) > 0.6 * BEST
-    return Chart(title, "agent steps", "return", lines, tuple(marks), (0.0, end or 1.0), (0.0, BEST) if whole else None)
+    bounds = returns_of(runs[0].task)
+    whole = bounds is not None and max(tops, default=0.0) > 0.6 * bounds[1]
+    return Chart(title, "agent steps", "return", lines, tuple(marks), (0.0, end or 1.0), bounds if whole else None)
 
 
 def _line(variant: str, runs: Sequence[Run], curves: Sequence[Points]) -> Line:

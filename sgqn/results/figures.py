@@ -11,19 +11,11 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sgqn.results import paper
 from sgqn.results.text import in_html
 
-COLORS = {
-    "sac": "#7a7f87",
-    "drq": "#45a5dd",
-    "rad": "#0b8f69",
-    "soda": "#c76a9c",
-    "svea": "#0a63a8",
-    "svea_soda": "#6a55b5",
-    "sac_consistency": "#b98a06",
-    "sac_selfsup": "#7d4b3a",
-    "sgqn": "#d4520a",
-}
+_PALETTE = ("#7a7f87", "#45a5dd", "#0b8f69", "#c76a9c", "#0a63a8", "#6a55b5", "#b98a06", "#7d4b3a", "#d4520a")
+COLORS = dict(zip(paper.TITLES, _PALETTE, strict=True))
 OTHERS = ("#1f7a8c", "#9a031e", "#5f7a1f", "#3d348b", "#a35200")
 """For agents that the paper does not know."""
 

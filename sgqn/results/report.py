@@ -193,8 +193,7 @@ def _summary(runs: list[Run], warnings: list[str]) -> Iterator[Part]:
     first = headline(runs)
     if first is None:
         yield Paragraph(
-            "No run with the paper's settings has been evaluated yet: "
-            '"sgqn evaluate RUN --shift train video_easy video_hard" adds what the tables need.'
+            'No run with the paper\'s settings has been evaluated yet: "sgqn evaluate RUN" adds what the tables need.'
         )
     else:
         yield Scores(first, to_csv(first))
@@ -316,7 +315,7 @@ def _beside_the_paper(made: list[ResultTable]) -> Iterator[Part]:
 def _statistics(runs: list[Run], made: list[ResultTable]) -> Iterator[Part]:
     found = {table.name: table for table in made}
     if "interquartile_mean" not in found:
-        yield Paragraph("No run of a task of dm_control with the paper's settings has been evaluated yet.")
+        yield Paragraph("No run with the paper's settings has been evaluated yet.")
         return
     yield Scores(found["interquartile_mean"], to_csv(found["interquartile_mean"]))
     caption = (

@@ -366,8 +366,8 @@ def _change(table: paper.Table, ours: dict[str, float], column: str) -> tuple[fl
 
 
 def _hours(runs: list[Run]) -> ResultTable:
-    """Measured wall time of each agent's longest runs, over dm_control's tasks, and how many steps that was."""
-    runs = of_suite(runs)
+    """Measured wall time of each agent's longest runs, and how many steps that was."""
+    runs = comparable(runs)
     rows = []
     for agent in agents_of(runs, paper.HOURS):
         longest = max((run.steps for run in runs if run.agent == agent), default=0)
@@ -434,7 +434,7 @@ def variant_of(run: Run) -> str:
 
 
 def _interquartile_means(runs: list[Run]) -> ResultTable:
-    runs = of_suite(runs)
+    runs = comparable(runs)
     shifts, agents = shifts_of(runs), agents_of(runs)
     rows = []
     for agent in agents:
@@ -447,22 +447,22 @@ def _interquartile_means(runs: list[Run]) -> ResultTable:
             cells.append(Cell(ALL, shift, agent, shift, "interquartile mean", ours, samples=samples))
         rows.append(ResultRow((title_of(agent),), tuple(cells)))
     caption = (
-        "Mean of the middle half of all runs of all tasks of dm_control, with the 95 % interval of a bootstrap "
-        "stratified by task."
+        "Mean of the middle half of all runs of all tasks, with the 95 % interval of a bootstrap stratified by task."
     )
     return ResultTable("interquartile_mean", caption, ("agent",), shifts, tuple(rows))
 
 
 def _gaps(runs: list[Run]) -> ResultTable:
-    runs = of_suite(runs)
-    shifts = tuple(shift for shift in shifts_of(runs) if shift != "train")
+    runs = comparable(runs)
+    training = {find_task(task).shifts[0] for task in tasks_of(runs)}
+    shifts = tuple(shift for shift in shifts_of(runs) if shift not in training)
     rows = [
         ResultRow((title_of(agent),), tuple(cell for shift in shifts for cell in _gap(runs, agent, shift)))
         for agent in agents_of(runs)
     ]
     columns = tuple(title for shift in shifts for title in (shift, f"{shift}, % of train"))
     caption = (
-        "What a shift costs: training score minus shifted score of the same runs, mean over the tasks of dm_control, "
+        "What a shift costs: training score minus shifted score of the same runs, mean over tasks, "
         "with 95 % bootstrap intervals; then as a percentage of the training score."
     )
     return ResultTable("gap", caption, ("agent",), columns, tuple(rows))
@@ -472,7 +472,7 @@ def _gap(runs: list[Run], agent: str, shift: str) -> list[Cell]:
     """Absolute and relative, over the runs with a score in both scenes."""
     both: list[tuple[Sample, Sample]] = []
     for task in tasks_of(runs):
-        train = {sample.run.path: sample for sample in _samples(runs, task, "train", agent)}
+        train = {sample.run.path: sample for sample in _samples(runs, task, find_task(task).shifts[0], agent)}
         shifted = {sample.run.path: sample for sample in _samples(runs, task, shift, agent)}
         both += [(train[path], shifted[path]) for path in train if path in shifted]
     before: dict[str, dict[Hashable, float]] = {}
@@ -503,9 +503,18 @@ def _several_runs(scores: Mapping[str, Sized]) -> bool:
     return any(len(runs) > 1 for runs in scores.values())
 
 
-def of_suite(runs: Iterable[Run]) -> list[Run]:
-    """The runs of dm_control's tasks. The robots have other rewards, and train for fewer steps."""
-    return [run for run in runs if run.task not in paper.ROBOT_TASKS]
+def comparable(runs: Iterable[Run]) -> list[Run]:
+    """The runs of tasks whose returns have the same known range, that of most tasks: they can be averaged."""
+    runs = list(runs)
+    bounds = {task: returns_of(task) for task in tasks_of(runs)}
+    known = Counter(found for found in bounds.values() if found is not None)
+    common = known.most_common(1)[0][0] if known else None
+    return [run for run in runs if common is not None and bounds[run.task] == common]
+
+
+def returns_of(task: str) -> tuple[float, float] | None:
+    """Lowest and highest return of a task, None where they are not known."""
+    return find_task(task).defaults.returns
 
 
 def agents_of(runs: Iterable[Run], also: Iterable[str] = ()) -> list[str]:

@@ -7,17 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from sgqn.agents import Phase, Spec
-from sgqn.agents.base import Losses, adam
-from sgqn.agents.learner import Learner
-from sgqn.agents.sgqn import SGQN, SGQNSettings
+from sgqn.agents.sgqn import SGQN
 from sgqn.attribution import guided_backprop
 from sgqn.errors import InvalidValueError
-from sgqn.networks import Encoder, Projection, frozen_copy
 from sgqn.replay import Batch
+from tests.agents.discrete import TinyDQN
 from tests.agents.small import (
     ACTIONS,
     CRITIC_ONLY,
@@ -303,42 +300,6 @@ def test_soft_masks_interpolate_and_are_predicted():
 
 
 # ---- another learner
-
-
-class TinyDQN(Learner):
-    """Discrete actions, one critic, no actor: SGQN asks nothing more of a learner than what is here."""
-
-    def __init__(self, spec: Spec, settings: SGQNSettings):
-        super().__init__(spec, settings.batch_size)
-        self.settings = settings
-        self.conv = Encoder(spec.channels, settings.encoder_layers, settings.encoder_filters, spec.image_size)
-        self.linear = Projection(self.conv.out_shape[0] * self.conv.out_shape[1] ** 2, settings.embedding_dim)
-        self.head = nn.Linear(settings.embedding_dim, spec.action_dim)
-        self.target = frozen_copy(nn.Sequential(self.conv, self.linear, self.head))
-
-    @property
-    def encoder(self) -> Encoder:
-        return self.conv
-
-    @property
-    def projection(self) -> nn.Module:
-        return self.linear
-
-    def make_optimizers(self) -> None:
-        self.optimizers["critic"] = adam(nn.ModuleList([self.conv, self.linear, self.head]).parameters(), 1e-3)
-
-    def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, ...]:
-        return (self.head(self.embed(features)).gather(1, action[:, None])[:, 0],)
-
-    def critic_losses(self, batch: Batch, values: tuple[Tensor, ...]) -> Losses:
-        target = batch.reward + batch.discount * self.target(batch.next_obs).amax(1)
-        return {"critic": F.mse_loss(values[0], target)}
-
-    def target_step(self) -> None:
-        pass
-
-    def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
-        return self.head(self.embed(self.encode(obs))).argmax(1)
 
 
 def test_a_discrete_learner_can_be_wrapped():

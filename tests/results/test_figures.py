@@ -193,7 +193,7 @@ def test_many_points_are_averaged_in_equal_parts() -> None:
     assert line.x[:2] == [5000, 10_000]
     assert line.y[:2] == [3000, 8000]  # of 1000 .. 5000, 6000 .. 10,000
     assert {mark.y for mark in chart.marks} == {937}
-    assert chart.y_range == (0, curves.BEST)
+    assert chart.y_range == (0, 1000.0)
 
 
 def test_the_evaluation_with_the_most_episodes_counts_at_each_step() -> None:

@@ -15,6 +15,7 @@ import sgqn.agents.sgqn
 from sgqn import pretrained
 from sgqn.agents import AGENTS
 from sgqn.augmentations import center_crop
+from tests.agents.small import batch_for, small
 from tests.helpers import tiny_config, untrained_run
 
 ROOT = Path(sgqn.__file__).parent.parent
@@ -56,6 +57,15 @@ def test_the_algorithm_next_to_the_code_of_sgqn() -> None:
     lines = iter(line.strip() for line in inspect.getsource(sgqn.agents.sgqn).splitlines())
     for line in shown:
         assert line in lines, f"{line}: not a line of sgqn/agents/sgqn.py, or not in this order"  # consumes up to it
+
+
+def test_the_agent_of_the_readme_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AGENTS, "_things", dict(AGENTS))
+    monkeypatch.setattr(AGENTS, "_origins", {name: AGENTS.origin(name) for name in AGENTS})
+    (block,) = re.findall(r"(?ms)^```python\n(.*?)^```", (ROOT / "README.md").read_text())
+    exec(block, {"__name__": "my_agents"})
+    agent = small("huber")
+    assert agent.update(batch_for(agent)).keys() >= {"loss/critic", "loss/consistency", "loss/mask"}
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-import sgqn
+import sgqn.agents.sgqn
 from sgqn import pretrained
 from sgqn.agents import AGENTS
 from sgqn.augmentations import center_crop
+from tests.agents.small import batch_for, small
 from tests.helpers import tiny_config, untrained_run
 
 ROOT = Path(sgqn.__file__).parent.parent
@@ -34,13 +36,38 @@ def test_agents_named_in_the_docs_exist(page: Path) -> None:
     text = page.read_text()
     for name in re.findall(r"pretrained:[\w-]+(?:/\w+)?", text):
         assert pretrained.find(name) is not None, name
+    if page.name == "extend.md":  # its agents are its own
+        return
     for line in text.splitlines():
+        if "--plugin" in line:
+            continue
         for agent in re.findall(r"--agent[ =](\w+)", line):
             if "demo" in line or page.name == "demo.md":
                 task = re.search(r"--task[ =]([\w-]+)", line)
                 assert pretrained.find(f"pretrained:{task[1] if task else 'walker-walk'}/{agent}") is not None, line
             else:
                 assert agent in (*AGENTS, *EXAMPLES) or agent.isupper(), line
+
+
+def test_the_algorithm_next_to_the_code_of_sgqn() -> None:
+    page = (ROOT / "docs" / "agents" / "sgqn.md").read_text()
+    _, rows = re.split(r"\| algorithm \| code \|\n\|---\|---\|\n", page)
+    table = rows[: rows.index("\n\n")].splitlines()
+    cells = [re.fullmatch(r"\| .+ \| (?:`(.+)` )?\|", row) for row in table]
+    assert all(cells)
+    shown = [cell[1].replace(r"\|", "|") for cell in cells if cell and cell[1]]
+    lines = iter(line.strip() for line in inspect.getsource(sgqn.agents.sgqn).splitlines())
+    for line in shown:
+        assert line in lines, f"{line}: not a line of sgqn/agents/sgqn.py, or not in this order"  # consumes up to it
+
+
+def test_the_agent_of_the_readme_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AGENTS, "_things", dict(AGENTS))
+    monkeypatch.setattr(AGENTS, "_origins", {name: AGENTS.origin(name) for name in AGENTS})
+    (block,) = re.findall(r"(?ms)^```python\n(.*?)^```", (ROOT / "README.md").read_text())
+    exec(block, {"__name__": "my_agents"})
+    agent = small("huber")
+    assert agent.update(batch_for(agent)).keys() >= {"loss/critic", "loss/consistency", "loss/mask"}
 
 
 @pytest.fixture

@@ -52,8 +52,8 @@ class TrainConfig:
     """Width and height of the images that the networks see."""
     frame_stack: int = None  # type: ignore[assignment]
     """Frames in an observation."""
-    renderer: str = "warp"
-    """Renderer of the training images. Agents trained with warp act equally well with gl."""
+    renderer: str = None  # type: ignore[assignment]
+    """Renderer of the training images: warp where the task has it. Agents trained with warp act equally well with gl."""
     device: str = "auto"
     """Device of the computation: cpu, cuda or cuda:1; auto uses a GPU where there is one."""
     precision: PrecisionName = "auto"
@@ -94,6 +94,9 @@ class TrainConfig:
         for name in ("steps", "frame_stack", "evaluate_shifts"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(task.defaults, name))
+        if self.renderer is None:
+            known = task.family.renderers(self.task)
+            object.__setattr__(self, "renderer", "warp" if "warp" in known else known[0])
         if self.settings is None:
             object.__setattr__(self, "settings", settings_for(self.agent, self.task))
         self._check_settings()

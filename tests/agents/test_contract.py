@@ -13,6 +13,7 @@ from sgqn.agents import AGENTS, Phase, Spec, build_agent
 from sgqn.agents.sgqn import SGQNSettings
 from sgqn.agents.svea_soda import SVEASODASettings
 from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
+from sgqn.results import paper
 from tests.agents.small import (
     ACTIONS,
     CRITIC_ONLY,
@@ -38,10 +39,12 @@ def run(agent, steps: int = 4, start: int = 0):
     return metrics
 
 
-def test_the_nine_agents():
-    assert set(NAMES) == {*("sac", "drq", "rad", "soda", "svea", "svea_soda", "sgqn", "sac_consistency", "sac_selfsup")}
-    assert {name for name in NAMES if AGENTS[name].crops} == {"rad", "soda"}
-    assert {name for name in NAMES if AGENTS[name].augments} == {"soda", "svea", "svea_soda", "sgqn", "sac_selfsup"}
+def test_the_papers_agents():
+    papers = set(paper.TITLES)
+    assert papers <= set(NAMES)
+    assert {name for name in papers if AGENTS[name].crops} == {"rad", "soda"}
+    assert {name for name in papers if AGENTS[name].augments} == {"soda", "svea", "svea_soda", "sgqn", "sac_selfsup"}
+    assert {name for name in papers if AGENTS[name].masks} == {"sgqn", "sac_consistency", "sac_selfsup"}
     with pytest.raises(UnknownNameError, match="did you mean 'sgqn'"):
         AGENTS["sgqm"]
 

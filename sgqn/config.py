@@ -53,7 +53,7 @@ class TrainConfig:
     frame_stack: int = None  # type: ignore[assignment]
     """Frames in an observation."""
     renderer: str = None  # type: ignore[assignment]
-    """Renderer of the training images: warp where the task has it. Agents trained with warp act equally well with gl."""
+    """Renderer of the training images: warp, if the task has it. Agents trained with warp act as well with gl."""
     device: str = "auto"
     """Device of the computation: cpu, cuda or cuda:1; auto uses a GPU where there is one."""
     precision: PrecisionName = "auto"

@@ -236,12 +236,17 @@ def test_the_same_runs_make_the_same_bytes(report: Path, nine: Path, tmp_path: P
 HOSTILE = "<script>alert(1)</script>"
 
 
-def test_no_name_becomes_markup(tmp_path: Path, browser: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_name_becomes_markup(
+    tmp_path: Path, browser: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = HOSTILE.replace("/", "")
+    monkeypatch.setitem(AGENTS._things, agent, AGENTS["sgqn"])
+    monkeypatch.setitem(AGENTS._origins, agent, "sgqn.agents")
     home = tmp_path / f'"><img src=x onerror=alert(2)> {HOSTILE[:8]}|`[a](b)'
     shift = f"{HOSTILE}|*x* [y](javascript:alert(3))"
     lines = [line("walker-walk", name, [5.0]) for name in ("train", shift, "video_hard")]
     lines[2]["backgrounds"] = lines[2]["renderer"] = HOSTILE
-    folder = write_run(home, config_of("walker-walk", HOSTILE.replace("/", ""), 0), lines)
+    folder = write_run(home, config_of("walker-walk", agent, 0), lines)
     config = json.loads((folder / "config.json").read_text())
     config["versions"]["torch"] = config["machine"]["device"] = f"{HOSTILE}\x00\ud800"
     (folder / "config.json").write_text(json.dumps(config))

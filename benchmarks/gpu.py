@@ -519,9 +519,9 @@ def synchronize(device: torch.device) -> None:
 
 def training(options: Options, device: torch.device) -> dict[str, Any]:
     """A short training run: steps/s, share of collection, set-up time, memory."""
+    from sgqn import run_folder
     from sgqn.config import preset
     from sgqn.experience import OffPolicy
-    from sgqn.run import METRICS, read_lines
     from sgqn.training import COLLECTION, Trainer
 
     config = preset("tiny" if options.tiny else "paper", options.task)
@@ -546,7 +546,7 @@ def training(options: Options, device: torch.device) -> dict[str, Any]:
         updates = trainer.runner._updates if isinstance(trainer.runner, FastRunner) else None
         first_updates = noting(updates or trainer.runner, started)
         trainer.run()
-        lines = list(read_lines(Path(folder) / METRICS))
+        lines = list(run_folder.read_lines(Path(folder) / run_folder.METRICS))
     steady = [line for line in lines if line["step"] >= 2 * config.warmup_steps]  # after the updates of the warm-up
     steps, seconds = (steady[-1][key] - steady[0][key] for key in ("step", "seconds"))
     shares = [line[COLLECTION] for line in steady if COLLECTION in line]

@@ -23,7 +23,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from sgqn import checkpoint, run
+from sgqn import checkpoint, run_folder
 from sgqn.training import COLLECTION
 
 SMALL = [
@@ -60,10 +60,10 @@ def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict], list[dic
     """Final weights, metrics and evaluations, without timings."""
     metrics = [
         {name: value for name, value in line.items() if name not in ("seconds", "steps_per_second", COLLECTION)}
-        for line in run.read_lines(folder / run.METRICS)
+        for line in run_folder.read_lines(folder / run_folder.METRICS)
     ]
     weights = checkpoint.load(checkpoint.find(folder)).weights
-    return weights, metrics, list(run.read_lines(folder / run.EVALUATIONS))
+    return weights, metrics, list(run_folder.read_lines(folder / run_folder.EVALUATIONS))
 
 
 def main(options: Options) -> int:
@@ -85,7 +85,7 @@ def main(options: Options) -> int:
         progress.update(task, advance=1, description="killing")
         kills, resumed, corrupt = 0, 0, 0
         while True:
-            has_begun = (where / run.CONFIG).exists()
+            has_begun = (where / run_folder.CONFIG).exists()
             process = start(["--resume", str(where), "--quiet"] if has_begun else [*shape, "--out", str(killed)])
             began = time.monotonic()
             try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sgqn.augmentations import register_augmentation
     from sgqn.envs import make, make_vec, register_family
     from sgqn.evaluation import Policy, evaluate
-    from sgqn.run import load_agent
+    from sgqn.loading import load_agent
 
 __version__ = "0.1.0"
 
@@ -31,7 +31,7 @@ _LAZY = {
     "register_augmentation": "sgqn.augmentations",
     "register_family": "sgqn.envs.families",
     "evaluate": "sgqn.evaluation",
-    "load_agent": "sgqn.run",
+    "load_agent": "sgqn.loading",
     "agents": "",
     "attribution": "",
     "saliency": "",

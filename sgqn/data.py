@@ -128,34 +128,15 @@ def _files_below(root: Path) -> Iterator[str]:
 # Is a file what it claims to be?
 
 
-def check_clip(path: Path | str) -> None:
-    """Raise DataError unless the video is whole and its first frame decodes."""
-    _raise_problem(path, _clip_problem(Path(path)))
-
-
-def check_image(path: Path | str) -> None:
-    """Raise DataError unless the file is a whole picture."""
-    _raise_problem(path, _image_problem(Path(path)))
-
-
-def check_colors(path: Path | str) -> None:
-    """Raise DataError unless the file is a JSON list of colour settings."""
-    load_colors(path)
-
-
 def load_colors(path: Path | str) -> list[dict[str, Color]]:
     """The colour settings of a file, each with the four colours that dm_control's model settings name."""
     path = Path(path)
-    _raise_problem(path, _size_problem(path))
+    if problem := _size_problem(path):
+        raise DataError(f"{path} {problem}")
     try:
         return _parse_colors(json.loads(path.read_bytes()))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not a list of colour settings: {_first_line(error)}") from None
-
-
-def _raise_problem(path: Path | str, problem: str | None) -> None:
-    if problem:
-        raise DataError(f"{path} {problem}")
 
 
 def _size_problem(path: Path) -> str | None:

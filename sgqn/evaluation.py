@@ -23,7 +23,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from sgqn import run as runs
+from sgqn import loading, run_folder
 from sgqn.agents.base import Agent
 from sgqn.config import versions
 from sgqn.envs.checks import check_action, check_seed
@@ -171,7 +171,7 @@ def record(
     reports agent steps.
     """
     _check(episodes, seed)
-    agent, config, step, home = runs.load(path, device)
+    agent, config, step, home = loading.load(path, device)
     shifts = find_task(config.task).test_shifts if shifts is None else shifts
     if not shifts:
         raise InvalidValueError("name at least one shift")
@@ -179,7 +179,7 @@ def record(
         check_shift(config.task, shift)
     check_renderer(config.task, renderer)
     if home is not None:
-        _check_writable(home / runs.EVALUATIONS)
+        _check_writable(home / run_folder.EVALUATIONS)
     lines = []
     for shift in dict.fromkeys(shifts):
 
@@ -192,7 +192,7 @@ def record(
         seconds = round(time.monotonic() - start, 1)
         lines.append({"step": step, **result.to_dict(), "seconds": seconds, "versions": versions()})
         if home is not None:
-            runs.append_line(home / runs.EVALUATIONS, lines[-1])
+            run_folder.append_line(home / run_folder.EVALUATIONS, lines[-1])
     return lines
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from sgqn import run
+from sgqn import run_folder
 from sgqn.agents.base import Agent
 from sgqn.augmentations import center_crop
 from sgqn.config import TrainConfig
@@ -74,7 +74,7 @@ class Logs:
         rate = (step - self._marked_step) / max(now - self._marked, 1e-9)
         self._marked, self._marked_step = now, step
         line = {"step": step, "updates": updates, **values, "steps_per_second": rate, "seconds": self.seconds}
-        run.append_line(self._folder / run.METRICS, line)
+        run_folder.append_line(self._folder / run_folder.METRICS, line)
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
         self._board.add_scalar("steps_per_second", rate, step)
@@ -84,7 +84,7 @@ class Logs:
         self._progress.update(self._task, completed=step, rate=f"{rate:,.0f} steps/s", note=shown + loss)
 
     def evaluation(self, step: int, result: Evaluation) -> None:
-        run.append_line(self._folder / run.EVALUATIONS, {"step": step, **result.to_dict()})
+        run_folder.append_line(self._folder / run_folder.EVALUATIONS, {"step": step, **result.to_dict()})
         self._board.add_scalar(f"evaluation/{result.shift}", result.mean, step)
         self._progress.console.print(
             f"step {step:,}: {result.shift} return {result.mean:.0f} ± {result.std:.0f} ({result.episodes} episodes)"

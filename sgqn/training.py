@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgqn import checkpoint, run
+from sgqn import checkpoint, run_folder
 from sgqn.agents import AGENTS, Phase, build_agent, no_augmentation
 from sgqn.augmentations import AUGMENTATIONS, Augmentation, PictureBank, make_augmentation
 from sgqn.config import TrainConfig
@@ -57,8 +57,8 @@ def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
     """Start the run of `config` in `out/<task>/<agent>/<seed>` and train it to its end."""
     config.check_requirements()
     _check_learns(config)
-    folder = run.folder_of(config, out)
-    if (folder / run.CONFIG).exists():
+    folder = run_folder.folder_of(config, out)
+    if (folder / run_folder.CONFIG).exists():
         raise InvalidValueError(
             f"{folder} holds a run already: continue it with `sgqn train --resume {folder}`, or choose another --out"
         )
@@ -71,7 +71,7 @@ def resume(folder: Path, progress: bool = True, steps: int | None = None) -> Pat
 
     With `steps` it ends there, from now on, instead of where it was to end when it was started.
     """
-    config = run.read_config(folder)
+    config = run_folder.read_config(folder)
     if steps is not None:
         config = _with_end(config, steps, _newest_step(folder))
     trainer = Trainer(config, folder, progress)
@@ -118,13 +118,13 @@ def train_seeds(config: TrainConfig, seeds: Sequence[int], out: Path, progress: 
     if not seeds or len(set(seeds)) < len(seeds):
         raise InvalidValueError(f"seeds must be at least one number and all different, not {seeds!r}")
     configs = [dataclasses.replace(config, seed=seed) for seed in seeds]
-    folders = [run.folder_of(one, out) for one in configs]
+    folders = [run_folder.folder_of(one, out) for one in configs]
     for one, folder in zip(configs, folders, strict=True):
         _check_same(one, folder)
     failures = []
     for number, (one, folder) in enumerate(zip(configs, folders, strict=True), 1):
         name = f"run {number} of {len(seeds)}: seed {one.seed}"
-        started = (folder / run.CONFIG).exists()
+        started = (folder / run_folder.CONFIG).exists()
         done = started and _newest_step(folder) >= one.steps
         if progress:
             print(name + (" is complete" if done else " goes on" if started else ""), file=sys.stderr)
@@ -145,9 +145,9 @@ def train_seeds(config: TrainConfig, seeds: Sequence[int], out: Path, progress: 
 
 def _check_same(config: TrainConfig, folder: Path) -> None:
     """Refuse to go on with a run of another configuration."""
-    if not (folder / run.CONFIG).exists():
+    if not (folder / run_folder.CONFIG).exists():
         return
-    asked, found = config.to_dict(), run.read_config(folder).to_dict()
+    asked, found = config.to_dict(), run_folder.read_config(folder).to_dict()
     asked |= asked.pop("settings")
     found |= found.pop("settings")
     other = [f"{name} is {found[name]!r}, not {asked[name]!r}" for name in asked if asked[name] != found[name]]
@@ -184,10 +184,10 @@ class Trainer:
             renderer=config.renderer,
             device=self.device,
             action_repeat=config.action_repeat,
-            image_size=run.render_size(config),
+            image_size=run_folder.render_size(config),
             frame_stack=config.frame_stack,
         )
-        self.spec = run.spec_of(config, self.envs.action_dim, self.envs.discrete)
+        self.spec = run_folder.spec_of(config, self.envs.action_dim, self.envs.discrete)
         self.bank: PictureBank | None = None
         augmentation: Augmentation = no_augmentation
         if entry.augments:
@@ -237,7 +237,7 @@ class Trainer:
                 self.experience.start(self.obs)
             # From here on the folder holds a run: what fails before leaves nothing behind that blocks another try.
             self.folder.mkdir(parents=True, exist_ok=True)
-            run.write_config(self.folder, config, self.machine)
+            run_folder.write_config(self.folder, config, self.machine)
             with asked_to_stop(self._ask_to_stop), self.logs.open(self.step):
                 self.logs.say(self.backend.describe() + self._patience())
                 while self.step < config.steps:
@@ -360,7 +360,7 @@ class Trainer:
         if self._saved == (self.step, self.updates):
             return
         tag = checkpoint.name(self.step)
-        self.experience.save(self.folder / run.REPLAY, tag)
+        self.experience.save(self.folder / run_folder.REPLAY, tag)
         checkpoint.save(
             self.folder,
             self.step,
@@ -370,7 +370,7 @@ class Trainer:
             keep=self.config.keep_checkpoints,
         )
         kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self.folder)]
-        self.experience.prune(self.folder / run.REPLAY, [checkpoint.name(step) for step in kept])
+        self.experience.prune(self.folder / run_folder.REPLAY, [checkpoint.name(step) for step in kept])
         self._saved = (self.step, self.updates)
         self.runner.stopwatch.skip()
 
@@ -383,14 +383,14 @@ class Trainer:
         self.rewind_logs()
         assert self.obs is not None
         tag = checkpoint.name(self.step)
-        self.experience.load(self.folder / run.REPLAY, tag, loaded.state, self.step, self.obs)
+        self.experience.load(self.folder / run_folder.REPLAY, tag, loaded.state, self.step, self.obs)
         self.runner.reset()
         self._saved = (self.step, self.updates)
 
     def rewind_logs(self) -> None:
         """Forget what was logged after this step: it will be said again."""
-        for name in (run.METRICS, run.EVALUATIONS, run.SALIENCY):
-            run.rewind(self.folder / name, self.step)
+        for name in (run_folder.METRICS, run_folder.EVALUATIONS, run_folder.SALIENCY):
+            run_folder.rewind(self.folder / name, self.step)
 
     def state_dict(self) -> dict[str, Any]:
         """What the agent's weights leave out."""

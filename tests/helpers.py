@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sgqn import checkpoint, data, run
+from sgqn import checkpoint, data, run_folder
 from sgqn.agents import build_agent
 from sgqn.cli import main
 from sgqn.config import TINY_SETTINGS, TrainConfig, preset, settings_for
@@ -51,10 +51,10 @@ def tiny_config(agent: str = "sgqn", settings: dict[str, Any] | None = None, **c
 def untrained_run(folder: Path, config: TrainConfig | None = None, step: int = 24, action_dim: int = 1) -> Path:
     """The folder of a run whose checkpoint has the weights of a fresh agent."""
     config = config or tiny_config()
-    agent = build_agent(config.agent, run.spec_of(config, action_dim), config.settings, seed=config.seed)
+    agent = build_agent(config.agent, run_folder.spec_of(config, action_dim), config.settings, seed=config.seed)
     metadata = {"config": config.to_dict(), "action_dim": action_dim}
     checkpoint.save(folder, step, weights=agent.state_dict(), state={}, metadata=metadata)
-    run.write_config(folder, config)
+    run_folder.write_config(folder, config)
     return folder
 
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from sgqn import demo as showing
-from sgqn import pretrained
+from sgqn import pretrained, run_folder
 from sgqn.agents import build_agent
 from sgqn.cli import main
 from sgqn.demo import Demo, demo
@@ -23,7 +23,6 @@ from sgqn.demo.frames import GAP, HEADER, PANEL, TITLE
 from sgqn.files import write_folder
 from sgqn.inspect import drawing
 from sgqn.pretrained.package import Package, pack
-from sgqn.run import spec_of
 from sgqn.saliency import measure
 from tests.helpers import TASK, fails, tiny_config
 
@@ -33,7 +32,7 @@ STEPS = 10
 def packed(agent: str) -> Package:
     """An untrained agent with episodes of ten steps."""
     config = tiny_config(agent, {"rho": 0.9, "embedding_dim": 50, "decoder_filters": (16, 8)}, action_repeat=100)
-    spec = spec_of(config, 1)
+    spec = run_folder.spec_of(config, 1)
     weights = build_agent(agent, spec, config.settings, seed=1).state_dict()
     return Package(config, spec, 1000, pack(weights, config), {"returns": []})
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import sgqn
-from sgqn import checkpoint, evaluation, run
+from sgqn import checkpoint, evaluation, run_folder
 from sgqn.agents import Agent
 from sgqn.cli import main
 from sgqn.envs import backgrounds
@@ -38,7 +38,7 @@ LOCAL: dict[str, Any] = {"num_workers": 0, "action_repeat": 50, "renderer": "war
 
 def make_run(out: Path) -> Path:
     """The folder of a run that never trained: its policy is random, but looks at the picture."""
-    return untrained_run(run.folder_of(CONFIG, out), CONFIG, step=100)
+    return untrained_run(run_folder.folder_of(CONFIG, out), CONFIG, step=100)
 
 
 @pytest.fixture
@@ -377,7 +377,7 @@ def test_a_program_may_end_while_clips_are_loaded() -> None:
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / run.EVALUATIONS).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / run_folder.EVALUATIONS).read_text().splitlines()]
 
 
 def test_evaluate_records_what_it_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -417,10 +417,10 @@ def test_evaluate_records_what_it_found(folder: Path, capsys: pytest.CaptureFixt
 def test_bad_arguments_are_one_line_and_nothing_is_written(
     folder: Path, capsys: pytest.CaptureFixture[str], args: list[str], said: str
 ) -> None:
-    run.append_line(folder / run.EVALUATIONS, {"shift": "train", "step": 1})
-    before = (folder / run.EVALUATIONS).read_bytes()
+    run_folder.append_line(folder / run_folder.EVALUATIONS, {"shift": "train", "step": 1})
+    before = (folder / run_folder.EVALUATIONS).read_bytes()
     assert said in fails(capsys, "evaluate", str(folder), *args)
-    assert (folder / run.EVALUATIONS).read_bytes() == before
+    assert (folder / run_folder.EVALUATIONS).read_bytes() == before
 
 
 def test_bad_runs_are_one_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -428,13 +428,13 @@ def test_bad_runs_are_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
     empty.mkdir()
     assert "no checkpoint here" in fails(capsys, "evaluate", str(empty))
     assert "no such folder" in fails(capsys, "evaluate", str(tmp_path / "nowhere"))
-    (folder / run.EVALUATIONS).mkdir()
+    (folder / run_folder.EVALUATIONS).mkdir()
     assert "could not be kept" in fails(capsys, "evaluate", str(folder))
-    (folder / run.EVALUATIONS).rmdir()
+    (folder / run_folder.EVALUATIONS).rmdir()
     weights = checkpoint.find(folder) / checkpoint.WEIGHTS
     weights.write_bytes(weights.read_bytes()[:-1])
     assert "truncated" in fails(capsys, "evaluate", str(folder))
-    (folder / run.CONFIG).unlink()
+    (folder / run_folder.CONFIG).unlink()
     for path in sorted(checkpoint.find(folder).iterdir()):
         path.unlink()
     assert "no checkpoint" in fails(capsys, "evaluate", str(folder))
@@ -443,12 +443,12 @@ def test_bad_runs_are_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_a_half_written_line_stays_alone(folder: Path) -> None:
     """What a killed process left is neither gone on with nor touched."""
-    log = folder / run.EVALUATIONS
+    log = folder / run_folder.EVALUATIONS
     left = b'{"step": 50, "shift": "train"}\n{"step": 100, "shi'
     log.write_bytes(left)
     assert main(["evaluate", str(folder), "--shift", "train", "--episodes", "1", "--renderer", "warp"]) == 0
     assert log.read_bytes().startswith(left + b"\n")
-    assert [line["step"] for line in run.read_lines(log)] == [50, 100]
+    assert [line["step"] for line in run_folder.read_lines(log)] == [50, 100]
     assert log.read_bytes().count(b"\n") == 3
 
 
@@ -460,7 +460,7 @@ def test_an_interrupted_evaluation_leaves_whole_lines(folder: Path) -> None:
     command = [sys.executable, "-c", code + "sys.exit(c.main(sys.argv[1:]))", *args]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not (folder / run.EVALUATIONS).exists() and process.poll() is None:
+    while not (folder / run_folder.EVALUATIONS).exists() and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     time.sleep(0.2)  # the second shift takes seconds

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import sgqn
-from sgqn import checkpoint, run, training
+from sgqn import checkpoint, run_folder, training
 from sgqn.agents import AGENTS, Agent, AgentEntry, Phase, Spec
 from sgqn.agents.base import Metrics, adam
 from sgqn.agents.drq import DrQSettings
@@ -62,7 +62,7 @@ def stopped_and_resumed(config: TrainConfig, out: Path, monkeypatch: pytest.Monk
         patch.setattr(training.Trainer, "_iterate", iterate)
         with pytest.raises(Interrupted):
             training.train(config, out, progress=False)
-    return training.resume(run.folder_of(config, out), progress=False)
+    return training.resume(run_folder.folder_of(config, out), progress=False)
 
 
 def same_weights(one: Path, other: Path) -> bool:
@@ -74,7 +74,7 @@ def test_discrete_actions_train_resume_and_evaluate(tmp_path: Path, monkeypatch:
     config = config_of("discrete")
     whole = training.train(config, tmp_path / "whole", progress=False)
     assert same_weights(whole, stopped_and_resumed(config, tmp_path / "parts", monkeypatch))
-    lines = list(run.read_lines(whole / run.METRICS))
+    lines = list(run_folder.read_lines(whole / run_folder.METRICS))
     assert all(np.isfinite(line["loss/mask"]) for line in lines if line["updates"])
     agent = sgqn.load_agent(whole)
     assert agent.spec == Spec(3, 6, 24, 24, discrete=True)
@@ -184,9 +184,9 @@ def test_an_on_policy_learner_acts_with_the_weights_of_its_last_update(
     assert counts == [2 * (step // 6) for step in range(30)]  # updates come before the next action, all of them
     changes = len({weight for _, weight in weights_when_acting})
     assert changes == 5
-    lines = list(run.read_lines(folder / run.METRICS))
+    lines = list(run_folder.read_lines(folder / run_folder.METRICS))
     assert lines[-1]["updates"] == 8
-    assert json.loads((folder / run.CONFIG).read_text())["agent"] == "on_policy"
+    assert json.loads((folder / run_folder.CONFIG).read_text())["agent"] == "on_policy"
 
 
 def test_an_on_policy_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

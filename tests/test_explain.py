@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sgqn import attribution, explain, run
+from sgqn import attribution, explain, run_folder
 from sgqn.cli import main
 from sgqn.errors import InvalidValueError
 from sgqn.explain import CELL, GAP, HEADER, LABELS, MARGIN, TITLE
@@ -185,8 +185,8 @@ def test_runs_of_different_tasks_are_not_compared(
         copy = tmp_path / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(folders["sac"], copy)
-        config = json.loads((copy / run.CONFIG).read_text())
-        (copy / run.CONFIG).write_text(json.dumps({**config, **changes}))
+        config = json.loads((copy / run_folder.CONFIG).read_text())
+        (copy / run_folder.CONFIG).write_text(json.dumps({**config, **changes}))
         return fails(capsys, "explain", folders["sgqn"], str(copy), "--out", str(tmp_path / "a.png"))
 
     assert "cartpole-swingup and cartpole-balance" in other(task="cartpole-balance")

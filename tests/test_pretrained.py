@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sgqn
-from sgqn import checkpoint, evaluation, explain, inspect, pretrained, run, training
+from sgqn import checkpoint, evaluation, explain, inspect, pretrained, run_folder, training
 from sgqn import export as exporting
 from sgqn.agents import AGENTS, Spec, build_agent
 from sgqn.cli import main
@@ -46,14 +46,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("runs")
     assert main(["train", *MICRO, *BRIEF, "--out", str(out)]) == 0
     found = {"sgqn": out / "cartpole-swingup" / "sgqn" / "0"}
-    small = run.read_config(found["sgqn"])
+    small = run_folder.read_config(found["sgqn"])
     values = dataclasses.asdict(small.settings)
     config = dataclasses.replace(small, agent="sac", settings=settings_for("sac", small.task, **values))
-    found["sac"] = run.folder_of(config, out)
+    found["sac"] = run_folder.folder_of(config, out)
     untrained_run(found["sac"], config)
     for line in RETURNS:
         for folder in found.values():
-            run.append_line(folder / run.EVALUATIONS, {"task": "cartpole-swingup", "seed": 0, **line})
+            run_folder.append_line(folder / run_folder.EVALUATIONS, {"task": "cartpole-swingup", "seed": 0, **line})
     return found
 
 
@@ -144,7 +144,7 @@ def test_it_acts_looks_and_predicts_as_the_trained_one(trained: dict[str, Path],
 def test_every_agent_can_be_packed(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "LARGE", 64)
     config = tiny_config(name)
-    spec = run.spec_of(config, 2)
+    spec = run_folder.spec_of(config, 2)
     agent = build_agent(name, spec, config.settings, seed=1).eval()
     with torch.no_grad():
         for tensor in agent.parameters():  # unlike those of a fresh agent
@@ -178,7 +178,7 @@ def test_what_half_precision_cannot_hold_stays_whole() -> None:
 @pytest.mark.parametrize(("target", "kept"), [("q1", False), ("mean", True)])
 def test_the_second_critic_is_kept_where_the_attribution_reads_it(target: str, kept: bool) -> None:
     config = tiny_config(settings={"attribution_target": target})
-    agent = build_agent("sgqn", run.spec_of(config, 1), config.settings)
+    agent = build_agent("sgqn", run_folder.spec_of(config, 1), config.settings)
     packed = package.pack(agent.state_dict(), left_out=agent.left_out())
     assert any("heads.q2." in name for name in packed) == kept
     assert any("heads.q1." in name for name in packed)
@@ -195,7 +195,7 @@ def test_what_the_folder_tells(trained: dict[str, Path], packaged: Path) -> None
     assert about["weights"] == {"size": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
     assert about["step"] == 24
     assert about["spec"] == dataclasses.asdict(Spec(1, 9, 24, 24))
-    assert TrainConfig.from_dict(about["config"]) == run.read_config(trained["sgqn"])
+    assert TrainConfig.from_dict(about["config"]) == run_folder.read_config(trained["sgqn"])
     assert about["versions"]["torch"] == torch.__version__
     assert about["pictures"] == "generated"
     assert about["precision"] == "half"
@@ -227,7 +227,7 @@ def test_the_card_s_command_repeats_the_run(
     told: list[TrainConfig] = []
     monkeypatch.setattr(training, "train", lambda config, out, progress: told.append(config) or tmp_path)
     assert main(shlex.split(line)[1:]) == 0
-    assert told == [run.read_config(trained["sgqn"])]
+    assert told == [run_folder.read_config(trained["sgqn"])]
 
 
 def test_a_run_by_the_paper_has_a_short_command() -> None:
@@ -248,11 +248,11 @@ def test_a_kept_run_finds_its_agent_in_the_package(
     assert main(["report", str(kept), "--shift", "train", "--out", str(tmp_path / "report")]) == 0
     assert (tmp_path / "report" / "pictures" / "look-cartpole-swingup-train.png").exists()
     # An agent of other settings, or of a step that the run has left behind, is not this run's.
-    config = json.loads((kept / run.CONFIG).read_text())
-    (kept / run.CONFIG).write_text(json.dumps({**config, "seed": 1}))
+    config = json.loads((kept / run_folder.CONFIG).read_text())
+    (kept / run_folder.CONFIG).write_text(json.dumps({**config, "seed": 1}))
     assert find_runs(kept).runs[0].weights is None
-    (kept / run.CONFIG).write_text(json.dumps(config))
-    run.append_line(kept / run.METRICS, {"step": 30, "seconds": 1.0})
+    (kept / run_folder.CONFIG).write_text(json.dumps(config))
+    run_folder.append_line(kept / run_folder.METRICS, {"step": 30, "seconds": 1.0})
     assert find_runs(kept).runs[0].weights is None
 
 

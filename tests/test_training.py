@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import sgqn
-from sgqn import checkpoint, run, training
+from sgqn import checkpoint, run_folder, training
 from sgqn.agents import AGENTS, Phase
 from sgqn.agents.sgqn import SGQN
 from sgqn.cli import main
@@ -41,9 +41,10 @@ def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict], list[dic
     """What two equal runs must share: final weights, metrics and evaluations, without times."""
     loaded = checkpoint.load(checkpoint.find(folder))
     metrics = [
-        {key: value for key, value in line.items() if key not in TIMES} for line in run.read_lines(folder / run.METRICS)
+        {key: value for key, value in line.items() if key not in TIMES}
+        for line in run_folder.read_lines(folder / run_folder.METRICS)
     ]
-    return loaded.weights, metrics, list(run.read_lines(folder / run.EVALUATIONS))
+    return loaded.weights, metrics, list(run_folder.read_lines(folder / run_folder.EVALUATIONS))
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -60,13 +61,13 @@ def assert_same(one: Path, other: Path) -> None:
 def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) -> None:
     folder = micro(tmp_path, "--agent", agent)
     assert folder == tmp_path / "cartpole-swingup" / agent / "0"
-    metrics = list(run.read_lines(folder / run.METRICS))
+    metrics = list(run_folder.read_lines(folder / run_folder.METRICS))
     assert [line["step"] for line in metrics] == list(range(10, 70, 10))
     assert metrics[-1]["updates"] == 58  # one per step: those of the last iteration's steps are not due yet
     assert all(np.isfinite(line["loss/critic"]) for line in metrics if line["updates"])
     assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["step_000000040", "step_000000060"]
     assert list(folder.glob("events.out.tfevents*"))
-    config = json.loads((folder / run.CONFIG).read_text())
+    config = json.loads((folder / run_folder.CONFIG).read_text())
     assert config["versions"]["mujoco"].startswith("3.17")
     overlaid = {"pictures": "generated"} if AGENTS[agent].augments else {}
     assert config["machine"] == {"device": "CPU", "path": "eager", "precision": "fp32", "note": "", **overlaid}
@@ -96,8 +97,8 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest
 
 
 def test_a_seed_of_numpy_is_a_seed(tmp_path: Path) -> None:
-    run.write_config(tmp_path, TrainConfig(seed=np.int64(3)))
-    assert run.read_config(tmp_path).seed == 3
+    run_folder.write_config(tmp_path, TrainConfig(seed=np.int64(3)))
+    assert run_folder.read_config(tmp_path).seed == 3
 
 
 def test_a_seed_repeats_bit_for_bit(tmp_path: Path) -> None:
@@ -144,9 +145,9 @@ def test_a_run_without_its_replay_resumes_and_learns_on(tmp_path: Path, monkeypa
     assert main(["train", *MICRO, "--no-save-replay", "--out", str(tmp_path)]) == 130
     monkeypatch.setattr(training.Trainer, "_iterate", original)
     folder = next(tmp_path.glob("*/*/*"))
-    assert not (folder / run.REPLAY).exists()
+    assert not (folder / run_folder.REPLAY).exists()
     assert main(["train", "--resume", str(folder), "--quiet"]) == 0
-    assert list(run.read_lines(folder / run.METRICS))[-1]["step"] == 60
+    assert list(run_folder.read_lines(folder / run_folder.METRICS))[-1]["step"] == 60
 
 
 def test_a_resumed_run_makes_one_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +173,12 @@ def test_a_run_that_is_trained_longer_is_the_longer_run(agent: str, tmp_path: Pa
     """The replay grows with the run, from 32 to 40 and 50 transitions, then forgets the oldest."""
     whole = micro(tmp_path / "whole", "--agent", agent)
     folder = micro(tmp_path / "parts", "--agent", agent, "--steps", "31")
-    assert Replay.load(folder / run.REPLAY, checkpoint.find(folder).name).capacity == 32
+    assert Replay.load(folder / run_folder.REPLAY, checkpoint.find(folder).name).capacity == 32
     assert main(["train", "--resume", str(folder), "--steps", "40", "--quiet"]) == 0
     assert checkpoint.find(folder).name == "step_000000040"
     assert main(["train", f"--resume={folder}", "--steps=60", "--quiet"]) == 0
     assert_same(whole, folder)
-    assert run.read_config(folder) == run.read_config(whole)
+    assert run_folder.read_config(folder) == run_folder.read_config(whole)
     assert checkpoint.load(checkpoint.find(folder)).metadata == checkpoint.load(checkpoint.find(whole)).metadata
 
 
@@ -210,7 +211,7 @@ def test_a_damaged_run_keeps_its_end(tmp_path: Path) -> None:
     folder = micro(tmp_path, "--steps", "32")
     (checkpoint.find(folder) / "weights.safetensors").write_bytes(b"")
     assert main(["train", "--resume", str(folder), "--steps", "60", "--quiet"]) == 2
-    assert run.read_config(folder).steps == 32
+    assert run_folder.read_config(folder).steps == 32
 
 
 def test_a_run_without_its_replay_trained_longer(
@@ -219,17 +220,17 @@ def test_a_run_without_its_replay_trained_longer(
     folder = micro(tmp_path, "--no-save-replay", "--steps", "40")
     assert main(["train", "--resume", str(folder), "--steps", "60", "--quiet"]) == 2
     assert "steps must be above 60, not 60, or nothing is learned: its replay was not kept" in capsys.readouterr().err
-    assert run.read_config(folder).steps == 40
+    assert run_folder.read_config(folder).steps == 40
     assert main(["train", "--resume", str(folder), "--steps", "70", "--quiet"]) == 0
     assert "learning continues at step 60" in caplog.text
-    updates = {line["step"]: line["updates"] for line in run.read_lines(folder / run.METRICS)}
+    updates = {line["step"]: line["updates"] for line in run_folder.read_lines(folder / run_folder.METRICS)}
     assert [updates[step] for step in (40, 50, 60, 70)] == [38, 38, 38, 66]
 
 
 def test_sigterm_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sgqn.cli", "train", *MICRO, "--steps", "100000", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    metrics = tmp_path / "cartpole-swingup" / "sgqn" / "0" / run.METRICS
+    metrics = tmp_path / "cartpole-swingup" / "sgqn" / "0" / run_folder.METRICS
     deadline = time.monotonic() + 120
     while not metrics.exists() or metrics.stat().st_size < 1000:
         assert process.poll() is None
@@ -338,13 +339,13 @@ def test_config_survives_json() -> None:
 
 def test_configurations_from_before_the_paths_are_read(tmp_path: Path) -> None:
     config = preset("tiny", "walker-walk")
-    run.write_config(tmp_path, config, {"path": "eager"})
-    assert run.read_config(tmp_path) == config
-    values = json.loads((tmp_path / run.CONFIG).read_text())
+    run_folder.write_config(tmp_path, config, {"path": "eager"})
+    assert run_folder.read_config(tmp_path) == config
+    values = json.loads((tmp_path / run_folder.CONFIG).read_text())
     for name in ("path", "precision", "machine"):
         del values[name]
-    (tmp_path / run.CONFIG).write_text(json.dumps(values))
-    assert run.read_config(tmp_path) == config
+    (tmp_path / run_folder.CONFIG).write_text(json.dumps(values))
+    assert run_folder.read_config(tmp_path) == config
 
 
 def test_the_path_in_use_is_said_and_written_anew_on_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,10 +353,10 @@ def test_the_path_in_use_is_said_and_written_anew_on_resume(tmp_path: Path, caps
     assert main(["train", *loud, "--steps", "22", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().err.count("CPU: fp32, eager updates") == 1
     folder = next(tmp_path.glob("*/*/*"))
-    run.write_config(folder, run.read_config(folder), {"device": "another"})
+    run_folder.write_config(folder, run_folder.read_config(folder), {"device": "another"})
     assert main(["train", "--resume", str(folder), "--quiet"]) == 0
     assert "eager" not in capsys.readouterr().err
-    assert json.loads((folder / run.CONFIG).read_text())["machine"]["device"] == "CPU"
+    assert json.loads((folder / run_folder.CONFIG).read_text())["machine"]["device"] == "CPU"
 
 
 # ---- queues of seeds
@@ -467,11 +468,11 @@ def test_a_run_on_a_gpu_stops_and_goes_on(path: str, tmp_path: Path, monkeypatch
         assert main(command) == 128 + signal.SIGTERM
     folder = next(tmp_path.glob("*/*/*"))
     assert main(["train", "--resume", str(folder), "--quiet"]) == 0
-    metrics = list(run.read_lines(folder / run.METRICS))
+    metrics = list(run_folder.read_lines(folder / run_folder.METRICS))
     assert [line["step"] for line in metrics] == list(range(10, 70, 10))
     assert metrics[-1]["updates"] == 58
     assert all(np.isfinite(line["loss/critic"]) for line in metrics if line["updates"])
-    assert json.loads((folder / run.CONFIG).read_text())["machine"]["path"] == path
+    assert json.loads((folder / run_folder.CONFIG).read_text())["machine"]["path"] == path
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
@@ -519,14 +520,14 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "cartpole-swingup" / "sgqn" / "0"
     whole = micro(tmp_path / "whole")
     folder.mkdir(parents=True)
-    run.write_config(folder, run.read_config(whole))
-    (folder / run.METRICS).write_text('{"step": 10, "upd')
+    run_folder.write_config(folder, run_folder.read_config(whole))
+    (folder / run_folder.METRICS).write_text('{"step": 10, "upd')
     assert main(["train", "--resume", str(folder), "--quiet"]) == 0
     assert_same(whole, folder)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{", '{"task": "walker-walk"}', "null"])
 def test_a_damaged_configuration_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / run.CONFIG).write_text(text)
+    (tmp_path / run_folder.CONFIG).write_text(text)
     with pytest.raises(SgqnError, match=r"config\.json is damaged"):
-        run.read_config(tmp_path)
+        run_folder.read_config(tmp_path)

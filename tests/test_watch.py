@@ -26,7 +26,8 @@ import pytest
 import torch
 from PIL import Image
 
-from sgqn import attribution, checkpoint, run, watch
+from sgqn import attribution, checkpoint, run_folder, watch
+from sgqn.config import TrainConfig
 from sgqn.errors import SgqnError
 from sgqn.evaluation import evaluate
 from sgqn.inspect import Subject, drawing, play
@@ -636,13 +637,13 @@ def test_curves_follow_the_logs(own: Path) -> None:
     try:
         assert curves(lambda parts: True) == {"step": 0, "steps": 24, "training": [], "evaluations": {}}
         for step, value in ((10, 1.5), (20, 2.5)):
-            run.append_line(own / run.METRICS, {"step": step, "seconds": 1.0, "episode/return": value})
-        with open(own / run.METRICS, "a") as file:
+            run_folder.append_line(own / run_folder.METRICS, {"step": step, "seconds": 1.0, "episode/return": value})
+        with open(own / run_folder.METRICS, "a") as file:
             file.write('{"step": 30, "seco')  # being written
         assert curves(lambda parts: parts["step"] == 20)["training"] == [(10, 1.5), (20, 2.5)]
         lines = [(10, "train", 1.0, 3.0), (10, "train", 9.0), (20, "train", 5.0), (20, "video_hard", 4.0)]
         for line in lines:
-            run.append_line(own / run.EVALUATIONS, evaluation(*line))
+            run_folder.append_line(own / run_folder.EVALUATIONS, evaluation(*line))
         shown = curves(lambda parts: "video_hard" in parts["evaluations"])["evaluations"]
         assert shown == {"train": [(10, 2.0, 1.0, 2), (20, 5.0, 0.0, 1)], "video_hard": [(20, 4.0, 0.0, 1)]}
     finally:
@@ -687,7 +688,7 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 class FakePlayer:
-    subject = Subject(None, run.TrainConfig(), 5)  # type: ignore[arg-type]
+    subject = Subject(None, TrainConfig(), 5)  # type: ignore[arg-type]
 
 
 def test_others_are_warned_of() -> None:
@@ -758,8 +759,8 @@ def colours_of(png: bytes) -> int:
 
 
 def test_the_page(browser: Any, own: Path) -> None:
-    run.append_line(own / run.EVALUATIONS, evaluation(20, "train", 3.0))
-    run.append_line(own / run.EVALUATIONS, evaluation(20, "video_hard", 2.0))
+    run_folder.append_line(own / run_folder.EVALUATIONS, evaluation(20, "train", 3.0))
+    run_folder.append_line(own / run_folder.EVALUATIONS, evaluation(20, "video_hard", 2.0))
     with (
         Live(own, dataclasses.replace(START, speed=4.0)) as live,
         serving(live.session) as made,
@@ -814,7 +815,7 @@ def test_the_page(browser: Any, own: Path) -> None:
         assert page.locator("#note img").count() == 0
         assert wrong == []
 
-        run.append_line(own / run.EVALUATIONS, evaluation(24, "color_easy", 1.0))
+        run_folder.append_line(own / run_folder.EVALUATIONS, evaluation(24, "color_easy", 1.0))
         in_page(page, "document.getElementById('legend').textContent.includes('color_easy')")
         page.evaluate("control({rho: 5})")
         in_page(page, "document.getElementById('note').textContent.startsWith('rho must lie')")

@@ -99,12 +99,6 @@ class Backgrounds:
             self._wanted.clear()
         self.settle()
 
-    @property
-    def cached_bytes(self) -> int:
-        """How much the clips that are held now take."""
-        with self._lock:
-            return self._held()
-
     def _check_clips(self, clips: list[int]) -> None:
         if clips and not 0 <= min(clips) <= max(clips) < self.num_clips:
             asked = f"clips {min(clips)} to {max(clips)} asked for"
@@ -171,6 +165,7 @@ class Backgrounds:
                 continue  # whoever plays the clip loads it anew and gets the error
 
     def _held(self) -> int:
+        """Bytes of the clips in the cache."""
         return sum(frames.nbytes for frames in self._cache.values())
 
     def _evict(self) -> None:

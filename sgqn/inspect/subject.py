@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgqn import run as runs
+from sgqn import loading
 from sgqn.agents import Agent
 from sgqn.config import TrainConfig
 from sgqn.envs.families import find_task
@@ -26,8 +26,8 @@ class Subject:
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> Subject:
         """Load anything that `sgqn.load_agent` takes: a run, a checkpoint, an exported agent, a pretrained name."""
-        folder = runs.find(path)
-        trained = runs.load(folder, device)
+        folder = loading.find(path)
+        trained = loading.load(folder, device)
         return cls(trained.agent, trained.config, trained.step, folder, trained.run)
 
     @property

@@ -27,7 +27,7 @@ from torch import Tensor
 from sgqn.agents import Agent, Spec
 from sgqn.config import TrainConfig
 from sgqn.errors import DataError, SgqnError
-from sgqn.trained import trained_agent
+from sgqn.restore import restore_agent
 
 FORMAT = 1
 WEIGHTS, ABOUT, CARD = "weights.safetensors", "agent.json", "README.md"
@@ -52,7 +52,7 @@ class Package:
 
     def build(self, device: str | torch.device = "cpu") -> Agent:
         """The agent, in single precision, ready to act."""
-        return trained_agent(self.config, self.spec, partial(completed, unpacked(self.weights)), self.origin, device)
+        return restore_agent(self.config, self.spec, partial(completed, unpacked(self.weights)), self.origin, device)
 
     def files(self, card: str) -> dict[str, bytes | str]:
         """The folder's files."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sgqn import attribution
-from sgqn import run as folders
+from sgqn import attribution, run_folder
 from sgqn.config import versions
 from sgqn.envs.families import check_shift, find_task
 from sgqn.errors import InvalidValueError
@@ -136,7 +135,7 @@ def record(
             )
             line = {"step": subject.step, **found.to_dict(), "versions": versions()}
             if subject.home is not None:
-                folders.append_line(subject.home / folders.SALIENCY, line)
+                run_folder.append_line(subject.home / run_folder.SALIENCY, line)
             lines.append(line)
     return lines
 

@@ -364,7 +364,6 @@ RUNS = 5
 """Repetitions behind every score."""
 STEPS = 500_000
 ROBOT_STEPS = 250_000
-ROBOT_RHO = 0.95
 
 ACTION_REPEAT = {
     "walker-walk": 4,

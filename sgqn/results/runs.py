@@ -12,14 +12,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from sgqn import checkpoint, pretrained
+from sgqn import checkpoint, pretrained, run_folder
 from sgqn.agents import AGENTS
 from sgqn.config import TrainConfig, preset
 from sgqn.envs.families import find_task
 from sgqn.errors import DataError, InvalidValueError, SgqnError
 from sgqn.evaluation import Evaluation
 from sgqn.pretrained import package
-from sgqn.run import CONFIG, EVALUATIONS, METRICS, SALIENCY, read_config, read_lines
 from sgqn.saliency import Saliency
 
 T = TypeVar("T")
@@ -158,7 +157,7 @@ def find_runs(paths: str | Path | Iterable[str | Path]) -> Found:
     for path in map(Path, paths):
         folders = list(_folders(path, warnings))
         if not folders and path.is_dir():
-            warnings.append(f"no run in {path}: no folder there has a {CONFIG}")
+            warnings.append(f"no run in {path}: no folder there has a {run_folder.CONFIG}")
         for folder in folders:
             if folder.resolve() not in runs:
                 try:
@@ -225,14 +224,14 @@ def _folders(path: Path, warnings: list[str]) -> Iterator[Path]:
         return
     for folder, below, files in os.walk(path, onerror=lambda error: warnings.append(f"cannot read {error.filename}")):
         below.sort()
-        if CONFIG in files:
+        if run_folder.CONFIG in files:
             below.clear()
             yield Path(folder)
 
 
 def _read(folder: Path, warnings: list[str]) -> Run:
     config, machine, versions = _config(folder)
-    metrics = _parsed(folder / METRICS, _metric, warnings)
+    metrics = _parsed(folder / run_folder.METRICS, _metric, warnings)
     ended = [line for line in metrics if math.isfinite(line.mean_return)]
     curve = Curve(
         steps=tuple(line.step for line in ended),
@@ -240,8 +239,8 @@ def _read(folder: Path, warnings: list[str]) -> Run:
         seconds=tuple(line.seconds for line in ended),
     )
     last = metrics[-1] if metrics else _Metric(0, math.nan, 0.0)
-    evaluations = _parsed(folder / EVALUATIONS, partial(_evaluation, config.task), warnings)
-    looks = _parsed(folder / SALIENCY, partial(_saliency, config.task), warnings)
+    evaluations = _parsed(folder / run_folder.EVALUATIONS, partial(_evaluation, config.task), warnings)
+    looks = _parsed(folder / run_folder.SALIENCY, partial(_saliency, config.task), warnings)
     of_training = (curve, last.step, last.seconds)
     return Run(folder, config, tuple(evaluations), *of_training, tuple(looks), machine, versions)
 
@@ -249,15 +248,17 @@ def _read(folder: Path, warnings: list[str]) -> Run:
 def _config(folder: Path) -> tuple[TrainConfig, dict[str, str], dict[str, str]]:
     """The configuration, and what is written beside it about machine and versions."""
     try:
-        config = read_config(folder)
+        config = run_folder.read_config(folder)
         if not isinstance(config.agent, str) or not isinstance(config.seed, int):
             raise InvalidValueError(f"agent {config.agent!r}, seed {config.seed!r}")
-        beside = json.loads((folder / CONFIG).read_text())
+        beside = json.loads((folder / run_folder.CONFIG).read_text())
         machine, versions = ({str(k): str(v) for k, v in dict(beside.get(n) or {}).items()} for n in _BESIDE)
         return config, machine, versions
     except (SgqnError, OSError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise DataError(reason if str(folder) in reason else f"{folder / CONFIG} is damaged: {reason}") from error
+        raise DataError(
+            reason if str(folder) in reason else f"{folder / run_folder.CONFIG} is damaged: {reason}"
+        ) from error
 
 
 def _parsed(path: Path, parse: Callable[[dict[str, Any]], T], warnings: list[str]) -> list[T]:
@@ -265,7 +266,7 @@ def _parsed(path: Path, parse: Callable[[dict[str, Any]], T], warnings: list[str
     found: list[T] = []
     wrong = whole = written = 0
     try:
-        for line in read_lines(path):
+        for line in run_folder.read_lines(path):
             whole += 1
             try:
                 found.append(parse(line))

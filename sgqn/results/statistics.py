@@ -85,15 +85,11 @@ def mean_over_tasks(tasks: Sequence[Array]) -> Array:
 
 
 def trimmed_mean(tasks: Sequence[Array]) -> Array:
-    """A `Statistic`: the interquartile mean over all runs of all tasks."""
+    """A `Statistic`: the interquartile mean, which is the mean over all runs of all tasks without the lowest and the
+    highest quarter, each rounded down to whole runs."""
     values = np.sort(np.concatenate(tasks, axis=-1), axis=-1)
     cut = values.shape[-1] // 4
     return values[..., cut : values.shape[-1] - cut].mean(axis=-1)
-
-
-def interquartile_mean(scores: Scores) -> float:
-    """The mean of all runs of all tasks without the lowest and the highest quarter, each rounded down to whole runs."""
-    return float(trimmed_mean(_tasks(scores)))
 
 
 # ---------------------------------------------------------------- over resampled runs

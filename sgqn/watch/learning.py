@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sgqn import run_folder
 from sgqn.errors import SgqnError
 from sgqn.results.runs import Run, RunEvaluation, find_runs
-from sgqn.run import EVALUATIONS, METRICS
 from sgqn.watch.session import Session
 
 EVERY = 2.0
@@ -22,7 +22,7 @@ def follow(home: Path | None, session: Session, every: float = EVERY) -> None:
         return session.publish("learning", {"error": "this agent came without the logs of its training"})
     before = None
     while True:
-        now = [_stamp(home / name) for name in (METRICS, EVALUATIONS)]
+        now = [_stamp(home / name) for name in (run_folder.METRICS, run_folder.EVALUATIONS)]
         if now != before:
             try:
                 session.publish("learning", learning(find_runs(home).runs[0]))

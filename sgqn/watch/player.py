@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from sgqn import attribution
-from sgqn import run as runs
+from sgqn import attribution, loading
 from sgqn.envs.env import PixelEnv
 from sgqn.envs.families import find_task
 from sgqn.errors import SgqnError
@@ -73,7 +72,7 @@ class Player:
         """Load the run's newest checkpoint; an unreadable one changes nothing."""
         self._session.publish("note", None)
         try:
-            newest_folder = runs.find(self._path)
+            newest_folder = loading.find(self._path)
             if newest_folder != self.subject.folder:
                 self.subject = Subject.load(newest_folder, self._device)
                 self._publish_run()

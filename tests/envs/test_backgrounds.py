@@ -43,6 +43,11 @@ def write_clip(path: Path, seed: int = 0, frames: int = CLIP_FRAMES) -> Path:
     return path
 
 
+def cached_bytes(opened: Backgrounds) -> int:
+    with opened._lock:
+        return opened._held()
+
+
 @pytest.fixture(scope="module")
 def clip_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_clip(tmp_path_factory.mktemp("clips") / "clip.mp4")
@@ -221,7 +226,7 @@ def test_cache_stays_within_its_bytes_and_drops_the_least_recently_used() -> Non
     opened = source.open(cache_clips=3.5)
     for clip in (0, 1, 2, 0, 3):  # 3 needs room: 1 was used longest ago
         opened.frames([clip], [0])
-        assert opened.cached_bytes <= 3 * 5 * SIZE * SIZE * 3
+        assert cached_bytes(opened) <= 3 * 5 * SIZE * SIZE * 3
     opened.frames([0], [0])
     assert source.calls[0] == 1
     opened.frames([1], [0])
@@ -235,7 +240,7 @@ def test_playing_clips_stay_even_where_they_exceed_the_cache() -> None:
         assert shown(opened.frames([0, 1, 2], [time_] * 3)) == [time_, 10 + time_, 20 + time_]
     assert max(source.calls.values()) == 1
     opened.frames([5], [0])
-    assert opened.cached_bytes <= 1.5 * 5 * SIZE * SIZE * 3
+    assert cached_bytes(opened) <= 1.5 * 5 * SIZE * SIZE * 3
 
 
 # Prefetch
@@ -246,7 +251,7 @@ def test_prefetched_clips_are_not_loaded_again() -> None:
     opened = source.open()
     opened.prefetch([1, 2])
     opened.prefetch([2, 3, 1])
-    wait_until(lambda: opened.cached_bytes == 3 * 5 * SIZE * SIZE * 3)
+    wait_until(lambda: cached_bytes(opened) == 3 * 5 * SIZE * SIZE * 3)
     assert shown(opened.frames([3, 1, 2], [0, 1, 2])) == [30, 11, 22]
     assert source.calls == {1: 1, 2: 1, 3: 1}
 
@@ -270,7 +275,7 @@ def test_prefetch_and_play_at_once_under_pressure() -> None:
         opened.prefetch(rng.integers(0, 10, 3))
         assert shown(opened.frames(clips, [1, 4])) == [10 * clips[0] + 1, 10 * clips[1] + 4]
     wait_until(lambda: opened._prefetcher is None)
-    assert opened.cached_bytes <= 3 * 5 * SIZE * SIZE * 3
+    assert cached_bytes(opened) <= 3 * 5 * SIZE * SIZE * 3
 
 
 def test_prefetch_runs_on_a_daemon_thread_that_ends() -> None:

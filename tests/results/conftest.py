@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sgqn import run as folders
+from sgqn import run_folder
 from sgqn.agents import AGENTS
 from tests.helpers import TASK, tiny_config
 from tests.results.samples import write_tiny
@@ -21,7 +21,7 @@ def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for agent in AGENTS:
         for seed in range(2 if agent in ("sac", "sgqn") else 1):
             config = tiny_config(agent, seed=seed, action_repeat=None)
-            write_tiny(folders.folder_of(config, out), config)
+            write_tiny(run_folder.folder_of(config, out), config)
     for agent in ("sac", "sgqn"):
         looking.record(out / TASK / agent / "0", ["train", "video_hard"], episodes=2, renderer="warp", every=40)
     return out

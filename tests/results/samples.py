@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sgqn import run as folders
+from sgqn import run_folder
 from sgqn.agents import AGENTS
 from sgqn.config import TrainConfig, settings_for, versions
 from sgqn.results.runs import RunEvaluation
@@ -22,17 +22,17 @@ def write_tiny(folder: Path, config: TrainConfig, with_checkpoint: bool = True) 
     folder.mkdir(parents=True)
     if with_checkpoint:
         untrained_run(folder, config, STEPS[-1])
-    folders.write_config(folder, config, {"device": "CPU", "path": "eager", "precision": "fp32", "note": ""})
+    run_folder.write_config(folder, config, {"device": "CPU", "path": "eager", "precision": "fp32", "note": ""})
     numbers = np.random.default_rng([sorted(AGENTS).index(config.agent), config.seed])
     for step in range(100, 700, 100):
         line = {"step": step, "updates": step, "episode/return": numbers.uniform(20, 90), "seconds": step / 10}
-        folders.append_line(folder / folders.METRICS, line)
+        run_folder.append_line(folder / run_folder.METRICS, line)
     for step in STEPS:
         for shift in SHIFTS:
             returns = tuple(float(value) for value in numbers.uniform(20, 90, size=2))
             backgrounds = "none" if shift == "train" else "generated"
             found = RunEvaluation(TASK, shift, 0, "warp", backgrounds, returns, step)
-            folders.append_line(folder / folders.EVALUATIONS, {"step": step, **found.to_dict()})
+            run_folder.append_line(folder / run_folder.EVALUATIONS, {"step": step, **found.to_dict()})
     return folder
 
 
@@ -50,10 +50,10 @@ def line(task: str, shift: str, returns: list[float], step: int = 500_000, **oth
 def write_run(
     out: Path, config: TrainConfig, lines: list[dict[str, Any]] = (), metrics: list[dict[str, Any]] = ()
 ) -> Path:
-    folder = folders.folder_of(config, out)
+    folder = run_folder.folder_of(config, out)
     folder.mkdir(parents=True)
-    folders.write_config(folder, config)
-    for name, content in ((folders.EVALUATIONS, lines), (folders.METRICS, metrics)):
+    run_folder.write_config(folder, config)
+    for name, content in ((run_folder.EVALUATIONS, lines), (run_folder.METRICS, metrics)):
         for values in content:
-            folders.append_line(folder / name, values)
+            run_folder.append_line(folder / name, values)
     return folder

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sgqn
-from sgqn import run as folders
+from sgqn import run_folder
 from sgqn.cli import main
 from sgqn.results import looking
 from sgqn.results.runs import Run, RunSaliency, find_runs
@@ -28,7 +28,7 @@ def brief(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return list(folders.read_lines(folder / folders.SALIENCY))
+    return list(run_folder.read_lines(folder / run_folder.SALIENCY))
 
 
 # ---------------------------------------------------------------- the command
@@ -195,8 +195,8 @@ def test_curves_run_from_the_whole_picture_or_from_nothing() -> None:
 def test_a_wrong_line_is_left_out_and_told(tmp_path: Path, wrong: dict[str, Any]) -> None:
     folder = write_tiny(tmp_path / "run", tiny_config("sac"), with_checkpoint=False)
     good = {**look(iou=0.5).to_dict(), "task": TASK}
-    folders.append_line(folder / folders.SALIENCY, good)
-    folders.append_line(folder / folders.SALIENCY, {**good, **wrong})
+    run_folder.append_line(folder / run_folder.SALIENCY, good)
+    run_folder.append_line(folder / run_folder.SALIENCY, {**good, **wrong})
     (run,), (warning,) = find_runs(folder)
     assert [found.means for found in run.saliency] == [{"iou": 0.5}]
     assert "saliency.jsonl: 1 line passed over" in warning
@@ -205,7 +205,7 @@ def test_a_wrong_line_is_left_out_and_told(tmp_path: Path, wrong: dict[str, Any]
 def test_a_resumed_run_forgets_what_was_measured_later(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "run", tiny_config("sac"), with_checkpoint=False)
     for step in (300, 600):
-        folders.append_line(folder / folders.SALIENCY, {**look(step=step, iou=0.5).to_dict(), "task": TASK})
+        run_folder.append_line(folder / run_folder.SALIENCY, {**look(step=step, iou=0.5).to_dict(), "task": TASK})
 
     from sgqn.training import Trainer
 

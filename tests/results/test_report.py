@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sgqn import run as folders
+from sgqn import run_folder
 from sgqn.agents import AGENTS
 from sgqn.cli import main
 from sgqn.results import gallery, paper
@@ -147,7 +147,7 @@ def test_saliency_on_the_page_is_that_of_the_record(report: Path, nine: Path, br
         ("video_hard", "SAC"),
         ("video_hard", "SGQN"),
     ]
-    lines = [json.loads(text) for text in (nine / TASK / "sgqn" / "0" / folders.SALIENCY).read_text().splitlines()]
+    lines = [json.loads(text) for text in (nine / TASK / "sgqn" / "0" / run_folder.SALIENCY).read_text().splitlines()]
     assert [entry["shift"] for entry in lines] == ["train", "video_hard"]
     for entry, row in zip(lines, rows[1::2], strict=True):
         for name, title in {"base_rate": "base rate", "mass_share": "mass on body", "iou": "IoU"}.items():
@@ -384,7 +384,7 @@ def test_a_run_without_checkpoint_or_evaluation_is_reported_all_the_same(
     for missing in ("has been evaluated yet", "No saliency has been measured", "No run has finished an episode"):
         assert missing in text
     assert "evaluations.jsonl: 1 line passed over" in text
-    assert not (folder / folders.SALIENCY).exists()
+    assert not (folder / run_folder.SALIENCY).exists()
 
 
 def test_a_damaged_checkpoint_is_left_out_of_the_gallery(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

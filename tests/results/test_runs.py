@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sgqn import run as run_folder
+from sgqn import run_folder
 from sgqn.agents import AGENTS
 from sgqn.config import preset, versions
 from sgqn.errors import DataError, InvalidValueError

@@ -1,21 +1,16 @@
-"""A run's folder: its configuration, its logs, its agent."""
+"""A run's folder: its configuration and its logs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-
-from sgqn import checkpoint, pretrained
-from sgqn.agents import AGENTS, Agent, Spec
+from sgqn.agents import AGENTS, Spec
 from sgqn.config import TrainConfig, versions
 from sgqn.errors import DataError, SgqnError
 from sgqn.files import write_atomically
-from sgqn.pretrained import package
-from sgqn.trained import trained_agent
 
 CONFIG, METRICS, EVALUATIONS, REPLAY = "config.json", "metrics.jsonl", "evaluations.jsonl", "replay"
 SALIENCY = "saliency.jsonl"
@@ -81,46 +76,3 @@ def render_size(config: TrainConfig) -> int:
 def spec_of(config: TrainConfig, action_dim: int, discrete: bool = False) -> Spec:
     """What the run's agent is built for."""
     return Spec(action_dim, 3 * config.frame_stack, config.image_size, render_size(config), discrete)
-
-
-def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
-    """The trained agent of a run (its newest checkpoint), of a checkpoint's folder, of an exported one, or of a name
-    such as "pretrained:walker-walk": ready to act."""
-    exported = pretrained.find(path)
-    if exported is not None:
-        return package.read(exported).build(device)
-    folder = checkpoint.find(Path(path))
-    loaded = checkpoint.load(folder)
-    try:
-        config = TrainConfig.from_dict(loaded.metadata["config"])
-        about = loaded.metadata.get("spec")  # older checkpoints have the action's size alone
-        spec = Spec(**about) if about else spec_of(config, int(loaded.metadata["action_dim"]))
-    except KeyError as error:
-        raise DataError(f"{folder} was not written by a training run: it has no {error}") from error
-    return trained_agent(config, spec, lambda agent: loaded.weights, folder, device)
-
-
-def find(path: str | Path) -> Path:
-    """The folder whose weights `path` means: an exported agent's, or a checkpoint's, of a run the newest."""
-    return pretrained.find(path) or checkpoint.find(path)
-
-
-class Trained(NamedTuple):
-    """A trained agent, and where it comes from."""
-
-    agent: Agent
-    config: TrainConfig
-    step: int
-    run: Path | None
-    """The run's folder, where results are kept; None for an exported agent."""
-
-
-def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
-    """What `load_agent` loads, with all that is known about it."""
-    exported = pretrained.find(path)
-    if exported is not None:
-        packed = package.read(exported)
-        return Trained(packed.build(device), packed.config, packed.step, None)
-    folder = checkpoint.find(path)
-    home = folder.parent.parent
-    return Trained(load_agent(folder, device), read_config(home), checkpoint.step_of(folder), home)

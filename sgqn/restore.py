@@ -1,4 +1,4 @@
-"""A trained agent, from its configuration and its weights."""
+"""Build a trained agent from its configuration and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sgqn.errors import DataError
 Weights = Mapping[str, Tensor]
 
 
-def trained_agent(
+def restore_agent(
     config: TrainConfig,
     spec: Spec,
     weights: Callable[[Agent], Weights],

@@ -1,0 +1,61 @@
+"""Find and load trained agents: from runs, checkpoints, exported and pretrained agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from sgqn import checkpoint, pretrained, run_folder
+from sgqn.agents import Agent, Spec
+from sgqn.config import TrainConfig
+from sgqn.errors import DataError
+from sgqn.pretrained import package
+from sgqn.restore import restore_agent
+
+
+def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
+    """Load a trained agent, ready to act.
+
+    `path` is a run (its newest checkpoint is used), a checkpoint, an exported agent, or a name such as
+    "pretrained:walker-walk".
+    """
+    exported = pretrained.find(path)
+    if exported is not None:
+        return package.read(exported).build(device)
+    folder = checkpoint.find(Path(path))
+    loaded = checkpoint.load(folder)
+    try:
+        config = TrainConfig.from_dict(loaded.metadata["config"])
+        about = loaded.metadata.get("spec")  # older checkpoints have the action's size alone
+        spec = Spec(**about) if about else run_folder.spec_of(config, int(loaded.metadata["action_dim"]))
+    except KeyError as error:
+        raise DataError(f"{folder} was not written by a training run: it has no {error}") from error
+    return restore_agent(config, spec, lambda agent: loaded.weights, folder, device)
+
+
+def find(path: str | Path) -> Path:
+    """The folder that holds the weights: an exported agent, a checkpoint, or the newest checkpoint of a run."""
+    return pretrained.find(path) or checkpoint.find(path)
+
+
+class Trained(NamedTuple):
+    """A trained agent, and where it comes from."""
+
+    agent: Agent
+    config: TrainConfig
+    step: int
+    run: Path | None
+    """The run's folder, where results are kept; None for an exported agent."""
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
+    """Like `load_agent`, with the configuration, the training step and the run's folder."""
+    exported = pretrained.find(path)
+    if exported is not None:
+        packed = package.read(exported)
+        return Trained(packed.build(device), packed.config, packed.step, None)
+    folder = checkpoint.find(path)
+    home = folder.parent.parent
+    return Trained(load_agent(folder, device), run_folder.read_config(home), checkpoint.step_of(folder), home)

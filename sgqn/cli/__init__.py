@@ -57,7 +57,7 @@ def _load_plugins(args: list[str]) -> list[str]:
     left, modules, rest = [], [], iter(args)
     for arg in rest:
         if arg == "--plugin":
-            if (module := next(rest, "")) in ("", *COMMANDS):
+            if not (module := next(rest, "")):
                 raise InvalidValueError("--plugin needs the name of a module, such as --plugin my_module")
             modules.append(module)
         elif arg.startswith("--plugin="):

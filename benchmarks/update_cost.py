@@ -4,9 +4,8 @@
     python benchmarks/update_cost.py --tiny             # check that the script works, in seconds
 
 The schedule is a cycle of two updates: one with the actor, target and auxiliary steps, one without. The reference
-computes the same losses (checked first), with separate passes for the attribution before and after every critic step,
-separate forward passes for actor and critic, and ordinary tensors. It is measured a second time without attributions
-that no auxiliary step uses. All variants are measured alternately in one process; medians are reported.
+computes the same losses (checked first), with separate passes for the attribution before and after every critic step
+and ordinary tensors. It is measured a second time without attributions that no auxiliary step uses. All variants are measured alternately in one process; medians are reported.
 """
 
 from __future__ import annotations
@@ -189,8 +188,8 @@ def parts(agent: SGQN, batch: Batch, cycles: int) -> dict[str, float]:
         (agent.saliency, "mask", "mask"),
         (sgqn.agents.sgqn, "fill", "mask"),
         (agent, "fill_value", "mask"),
-        (learner, "encode", "forward on masked obs"),
-        (learner, "values", "forward on masked obs"),
+        (learner, "encode", "forward on masked obs, and for the actor"),
+        (learner, "values", "forward on masked obs, and for the actor"),
         (torch.autograd, "backward", "backward of the critic losses"),
         (learner, "actor_step", "actor step"),
         (agent, "auxiliary_step", "auxiliary step"),

@@ -5,7 +5,8 @@
 
 The schedule is a cycle of two updates: one with the actor, target and auxiliary steps, one without. The reference
 computes the same losses (checked first), with separate passes for the attribution before and after every critic step
-and ordinary tensors. It is measured a second time without attributions that no auxiliary step uses. All variants are measured alternately in one process; medians are reported.
+and ordinary tensors. It is measured a second time without attributions that no auxiliary step uses. All variants are
+measured alternately in one process; medians are reported.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from sgqn.device import check_device
 from sgqn.envs.checks import check_action, check_seed, check_sizes
 from sgqn.envs.env import PixelEnv, describe, read_episode
 from sgqn.envs.families import check_shift, find_task
@@ -200,16 +201,3 @@ def make_vec(
 ) -> PixelVectorEnv:
     """Many environments of a task as one Gymnasium vector environment; see `PixelVectorEnv` for the options."""
     return PixelVectorEnv(task, num_envs, shift, seed, renderer, **options)
-
-
-def check_device(device: str | torch.device) -> torch.device:
-    """The torch device called `device`, if it is there."""
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise InvalidValueError(f"unknown device {device!r}: use 'cpu', 'cuda' or 'cuda:0'") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidValueError(f"device {str(device)!r} was asked for, but torch sees no CUDA device here")
-    if found.type not in ("cpu", "cuda"):
-        raise InvalidValueError(f"device {str(device)!r} cannot run environments: use 'cpu' or 'cuda'")
-    return found

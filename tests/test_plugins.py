@@ -161,6 +161,14 @@ def test_a_plugin_that_is_only_named(command, tmp_path: Path) -> None:
     assert error.count("\n") == 1
 
 
+def test_what_a_run_needs_can_be_named_in_options(command, runs: Path) -> None:
+    """The plugin is importable but not installed: the run on the command line says what to import."""
+    run = "runs/tabletop-slide/sgqn/0"
+    options = ("--method", "gradient_times_input", "--shift", "dark", "--renderer", "warp", "--frames", "1")
+    command("explain", run, *options, "--out", "named.png", cwd=runs, site=PLUGINS)
+    assert (runs / "named.png").is_file()
+
+
 def test_a_run_whose_plugin_is_missing_says_so(command, runs: Path) -> None:
     error = command("evaluate", "runs/tabletop-slide/ddpg/0", cwd=runs, site=None, ok=False)
     assert "sgqn_example.agent" in error

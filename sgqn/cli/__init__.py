@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import sgqn
 from sgqn import plugins
@@ -39,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: list[str]) -> None:
     """Find the command that the first one or two words name, and call it with the rest."""
     args = _load_plugins(args)
+    for arg in args:
+        _load_plugins_of(Path(arg))
     import_submodules("sgqn.cli")
     words = 2 if " ".join(args[:2]) in COMMANDS else 1
     name = " ".join(args[:words])
@@ -66,6 +71,17 @@ def _load_plugins(args: list[str]) -> list[str]:
             left.append(arg)
     plugins.load(modules)
     return left
+
+
+def _load_plugins_of(path: Path) -> None:
+    """Import what a run, checkpoint or exported agent on the command line needs, so that options can name it.
+
+    What is wrong with it is reported when it is loaded.
+    """
+    for file in (path / "config.json", path.parent.parent / "config.json", path / "agent.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, SgqnError):
+            values = json.loads(file.read_text())
+            plugins.load(values.get("config", values)["plugins"])
 
 
 def _print_help() -> None:

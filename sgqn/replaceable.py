@@ -44,8 +44,3 @@ def replace(plain: Callable[..., R], fits: Callable[..., bool]) -> Callable[[Fas
         return faster
 
     return register
-
-
-def replacements(plain: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The faster versions that are registered for a function."""
-    return [faster for _, faster in _replacements[plain]]

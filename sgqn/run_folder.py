@@ -48,7 +48,7 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a log; a half-written last one is passed over."""
+    """The whole lines of a log; an incomplete last one is skipped."""
     if not path.exists():
         return
     with open(path) as file:

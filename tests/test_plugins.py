@@ -169,6 +169,14 @@ def test_what_a_run_needs_can_be_named_in_options(command, runs: Path) -> None:
     assert (runs / "named.png").is_file()
 
 
+def test_other_configurations_are_not_read(command, tmp_path: Path) -> None:
+    """A file of that name in the working directory, which no argument names, imports nothing."""
+    (tmp_path / "config.json").write_text(json.dumps({"plugins": ["harmful"]}))
+    (tmp_path / "harmful.py").write_text("raise SystemExit('imported')\n")
+    assert "usage" in command("--help", cwd=tmp_path, site=None)
+    assert "no such folder" in command("evaluate", "nowhere", "--seed", "1", cwd=tmp_path, site=None, ok=False)
+
+
 def test_a_run_whose_plugin_is_missing_says_so(command, runs: Path) -> None:
     error = command("evaluate", "runs/tabletop-slide/ddpg/0", cwd=runs, site=None, ok=False)
     assert "sgqn_example.agent" in error

@@ -42,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: list[str]) -> None:
     """Find the command that the first one or two words name, and call it with the rest."""
     args = _load_plugins(args)
-    for arg in args:
-        _load_plugins_of(Path(arg))
+    for path in (Path(arg) for arg in args if not arg.startswith("-")):
+        if path.is_dir():
+            _load_plugins_of(path)
     import_submodules("sgqn.cli")
     words = 2 if " ".join(args[:2]) in COMMANDS else 1
     name = " ".join(args[:words])
@@ -78,10 +79,11 @@ def _load_plugins_of(path: Path) -> None:
 
     What is wrong with it is reported when it is loaded.
     """
-    for file in (path / "config.json", path.parent.parent / "config.json", path / "agent.json"):
+    run = path.parent.parent if path.parent.name == "checkpoints" else path
+    for file in (run / "config.json", path / "agent.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, SgqnError):
             values = json.loads(file.read_text())
-            plugins.load(values.get("config", values)["plugins"])
+            plugins.load(map(str, list(values.get("config", values)["plugins"])))
 
 
 def _print_help() -> None:

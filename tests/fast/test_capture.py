@@ -267,7 +267,7 @@ def test_the_means_reads_means_and_begins_anew_in_place() -> None:
     sums = list(means._sums.values())
     assert means.read() == {"a": 3.0, "b": 15.0}
     assert means.read() == {}
-    means.count(means.add({"a": torch.tensor(5.0)}), times=2)  # a replay counts without adding anew
+    means.count(means.add({"a": torch.tensor(5.0)}), times=2)  # a replay counts without adding again
     assert means.read() == {"a": 2.5}
     assert all(kept is total for kept, total in zip(means._sums.values(), sums, strict=True))
 

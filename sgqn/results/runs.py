@@ -299,7 +299,9 @@ def _evaluation(task: str, line: dict[str, Any]) -> RunEvaluation:
     if line["task"] != task or not returns:
         raise ValueError
     names = [str(line[name]) for name in ("shift", "renderer", "backgrounds")]
-    return RunEvaluation(task, names[0], int(line["seed"]), names[1], names[2], returns, int(line["step"]))
+    solved = tuple(bool(value) for value in line["successes"]) if "successes" in line else None
+    seed, step = int(line["seed"]), int(line["step"])
+    return RunEvaluation(task, names[0], seed, names[1], names[2], returns, step, successes=solved)
 
 
 def _saliency(task: str, line: dict[str, Any]) -> RunSaliency:

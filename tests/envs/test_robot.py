@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sgqn
+from sgqn.cli import main
 from sgqn.config import preset
 from sgqn.envs.families import find_task
 from sgqn.envs.families.robot import Robot
 from sgqn.envs.opengl import gl_error
 from tests.envs import load, skip_if_missing
-from tests.helpers import fails
+from tests.helpers import MICRO, fails
 
 TASKS = Robot.tasks
 SCENES = ("train", "test1", "test2", "test3")
@@ -394,6 +397,37 @@ def test_the_papers_settings_are_the_tasks_defaults() -> None:
         assert tuple(config.evaluate_shifts) == SCENES
         assert find_task(task).test_shifts == SCENES
         assert find_task(task).episode_steps == 50
+
+
+def test_a_small_agent_trains_and_goes_through_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skip_if_missing("robot-reach")
+    options = [option for option in MICRO if option != "cartpole-swingup"]
+    options.insert(options.index("--task") + 1, "robot-reach")
+    at = options.index("--action-repeat")
+    del options[at : at + 2]
+    options[options.index("--steps") + 1] = "120"
+    out = str(tmp_path / "runs")
+    assert main(["train", "--agent", "sgqn", *options, "--out", out, "--renderer", "warp"]) == 0
+    run = tmp_path / "runs" / "robot-reach" / "sgqn" / "0"
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert any("episode/success" in line for line in metrics)
+    assert main(["evaluate", str(run), "--episodes", "2", "--renderer", "warp"]) == 0
+    table = capsys.readouterr().out
+    lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    assert [line["shift"] for line in lines[-4:]] == list(SCENES)
+    assert all(len(line["successes"]) == 2 for line in lines[-4:])
+    for shift in SCENES:
+        assert re.search(rf"{shift} .* \d+%", table)
+    image = tmp_path / "look.png"
+    assert main(["explain", str(run), "--shift", "test1", "--out", str(image), "--renderer", "warp"]) == 0
+    assert image.stat().st_size > 1000
+    report = tmp_path / "report"
+    assert main(["report", out, "--out", str(report), "--no-pictures"]) == 0
+    page = (report / "index.html").read_text()
+    assert "robot-reach" in page
+    assert "31.8" in page  # the paper's
 
 
 @pytest.mark.parametrize("how", ["wrong root", "no package"])

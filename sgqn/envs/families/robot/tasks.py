@@ -79,6 +79,10 @@ class RobotSimulation(MujocoSimulation):
         self.advance(SUBSTEPS)
         return self.reward(float(np.square(action).sum())), False, False
 
+    @property
+    def success(self) -> bool:
+        raise NotImplementedError
+
     def reward(self, effort: float) -> float:
         """The reward of the state that an action of this squared norm led to."""
         raise NotImplementedError

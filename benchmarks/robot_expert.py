@@ -29,6 +29,10 @@ def play(simulation: RobotSimulation, episode: int, policy: Callable[[], np.ndar
     return total, simulation.success
 
 
+def _uniform(random: np.random.Generator, size: int) -> np.ndarray:
+    return random.uniform(-1, 1, size)
+
+
 def papers_return(task: str) -> str:
     """The paper's SGQN in the training scene."""
     found = paper.score(task, "sgqn", "train")
@@ -47,7 +51,7 @@ if __name__ == "__main__":
     for task in paper.ROBOT_TASKS:
         simulation = find_task(task).load("train")
         assert isinstance(simulation, RobotSimulation)
-        draw = partial(np.random.default_rng(0).uniform, -1, 1, simulation.action_dim)
+        draw = partial(_uniform, np.random.default_rng(0), simulation.action_dim)
         policies: dict[str, Callable[[], np.ndarray]] = {"expert": simulation.expert, "random": draw}
         for name, policy in policies.items():
             count = 2 if options.tiny else options.episodes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +23,14 @@ from sgqn.inspect.drawing import GREY, PALE, grey, inferno, overlaid, paste, tex
 from sgqn.inspect.look import PERCENTILE
 
 SUFFIXES = (".png", ".mp4")
-MOMENTS = 4
-"""Rows of a sheet by default."""
+MOMENTS, MOMENTS_PER_SHIFT = 4, 2
+"""Rows of a block by default: of one shift, and of each of several."""
 
 
 def explain(
     paths: Sequence[str | Path],
     out: str | Path,
-    shift: str | None = None,
+    shift: str | Sequence[str] | None = None,
     methods: Sequence[str] = (),
     rhos: Sequence[float] = (),
     frames: int | None = None,
@@ -38,38 +39,41 @@ def explain(
     device: str = "cpu",
     report: Report = lambda what, done, total: None,
 ) -> Episode:
-    """Draw what matters to the agents of some runs, one block for each run, method and rho; returns the first episode.
+    """Draw what matters to the agents of some runs: a block for each shift, run, method and rho.
 
-    A sheet (.png) has `frames` evenly spaced moments of the episode that the first agent plays; the others are shown
-    the same moments. A video (.mp4) has the first `frames` steps, or all, of the episode that each agent plays itself.
-    Without a shift, the task's hardest; without methods or rhos, each agent's own.
+    A sheet (.png) has `frames` evenly spaced moments of the episode that the first agent plays in the first shift; the
+    others are shown the same moments. A video (.mp4) has the first `frames` steps, or all, of the episode that each
+    agent plays itself. Without a shift, the task's hardest; without methods or rhos, each agent's own. Returns the
+    first episode.
     """
     out = Path(out)
     _check(paths, out, methods, rhos, frames, seed)
     subjects = [Subject.load(path, device) for path in paths]
     _check_comparable(subjects)
     config = subjects[0].config
-    shift = check_shift(config.task, shift or find_task(config.task).shifts[-1])
+    chosen = [shift] if isinstance(shift, str) else list(shift or find_task(config.task).shifts[-1:])
+    shifts = [check_shift(config.task, name) for name in dict.fromkeys(chosen)]
     if frames is not None and frames > config.episode_steps:
         raise InvalidValueError(f"frames must be at most {config.episode_steps}, the steps of an episode, not {frames}")
     sheet = out.suffix.lower() == ".png"
-    episodes = list(_episodes(subjects, shift, seed, renderer, None if sheet else frames, sheet, report))
+    episodes = list(_episodes(subjects, shifts, seed, renderer, None if sheet else frames, sheet, report))
     if sheet:
-        moments = np.unique(np.linspace(0, len(episodes[0].seen) - 1, frames or MOMENTS).round().astype(int))
+        rows = frames or (MOMENTS if len(shifts) == 1 else MOMENTS_PER_SHIFT)
+        moments = np.unique(np.linspace(0, len(episodes[0].seen) - 1, rows).round().astype(int))
     else:
         moments = np.arange(max(len(episode.seen) for episode in episodes))
     blocks = [
         block
-        for subject, episode in zip(subjects, episodes, strict=True)
+        for (name, subject), episode in zip(product(shifts, subjects), episodes, strict=True)
         for method in methods or (subject.method,)
         for block in blocks_of(
-            subject, episode, moments, shift, method, rhos, partial(report, f"{subject.name}: {method}")
+            subject, episode, moments, name, method, rhos, partial(report, f"{subject.name}: {method}, {name}")
         )
     ]
-    title = f"{config.task}, {shift}, episode of seed {seed}"
+    title = f"{config.task}, {', '.join(shifts)}, episode of seed {seed}"
     with written_atomically(out) as temporary:
         if sheet:
-            draw_sheet(blocks, moments, title, episodes[0]).save(temporary, format="PNG")
+            draw_sheet(blocks, moments, title, episodes).save(temporary, format="PNG")
         else:
             video.write(temporary, _frames(blocks, title, episodes, report), episodes[0].fps)
     return episodes[0]
@@ -115,17 +119,17 @@ def _check_comparable(subjects: Sequence[Subject]) -> None:
 
 def _episodes(
     subjects: Sequence[Subject],
-    shift: str,
+    shifts: Sequence[str],
     seed: int,
     renderer: str,
     count: int | None,
     same: bool,
     report: Report,
 ) -> Iterator[Episode]:
-    """An episode for each agent; `same`: all by the actions of the first."""
+    """An episode for each shift and agent; `same`: all by the actions of the first."""
     actions = None
-    for subject in subjects:
-        on_step = partial(report, f"{subject.name}: episode")
+    for shift, subject in product(shifts, subjects):
+        on_step = partial(report, f"{subject.name}: {shift}")
         episode = play(subject, shift, seed, renderer, count, actions, on_step=on_step)
         actions = actions if not same or actions is not None else episode.actions
         yield episode
@@ -179,7 +183,7 @@ def sheet_size(blocks: int, moments: int) -> tuple[int, int]:
     return width, TITLE + down * (BLOCK[1] + moments * (CELL + GAP)) + FOOTER
 
 
-def draw_sheet(blocks: Sequence[Block], moments: np.ndarray, title: str, episode: Episode) -> Image.Image:
+def draw_sheet(blocks: Sequence[Block], moments: np.ndarray, title: str, episodes: Sequence[Episode]) -> Image.Image:
     """All blocks, two to a line, under a title and over a footer that says how to read them."""
     sheet = Image.new("RGB", sheet_size(len(blocks), len(moments)), "white")
     pen = ImageDraw.Draw(sheet)
@@ -195,7 +199,7 @@ def draw_sheet(blocks: Sequence[Block], moments: np.ndarray, title: str, episode
         "Newest frame of each stack. Attribution: largest magnitude over RGB; the brightest colour is its "
         f"{PERCENTILE}th percentile over the block.",
         f"Mask: {rule}. Masked: the rest is black. Predicted mask: the decoder's probability.",
-        f"Renderer {episode.renderer}, backgrounds {episode.backgrounds}.",
+        f"Renderer {episodes[0].renderer}, backgrounds {'; '.join(dict.fromkeys(e.backgrounds for e in episodes))}.",
     )
     for i, note in enumerate(notes):
         text(pen, (MARGIN, sheet.height - FOOTER + 10 + 20 * i), note, 14, GREY)
@@ -263,7 +267,7 @@ def video_size(blocks: int) -> tuple[int, int]:
 def _frames(blocks: Sequence[Block], title: str, episodes: Sequence[Episode], report: Report) -> Iterator[np.ndarray]:
     """One frame for each step."""
     steps = len(blocks[0].images.observation)
-    each = len(blocks) // len(episodes)  # blocks are ordered by run
+    each = len(blocks) // len(episodes)  # blocks are in the order of episodes
     sums = [np.cumsum(episode.rewards) for episode in episodes]
     returns = [np.append(total, np.full(steps - len(total), total[-1])) for total in sums for _ in range(each)]
     for row in range(steps):

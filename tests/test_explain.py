@@ -89,6 +89,21 @@ def test_one_block_for_each_run_method_and_rho(folders: dict[str, str], tmp_path
     assert max(pale[:4]) < 0.5 < 0.9 < min(pale[4:])  # those of SAC say "no decoder"
 
 
+def test_one_block_for_each_shift_with_the_same_moments(folders: dict[str, str], tmp_path: Path) -> None:
+    """The actions of the first shift are played in all: the same states, drawn differently."""
+    out = tmp_path / "a.png"
+    shifts = ("--shift", "train", "color_hard", "train", "video_hard")
+    assert main(["explain", folders["sgqn"], *shifts, "--out", str(out)]) == 0
+    sheet = read(out)
+    assert sheet.shape[1::-1] == explain.sheet_size(3, 2)
+    for row, step in ((0, 0), (1, 19)):
+        for block, shift in enumerate(("train", "color_hard", "video_hard")):
+            subject = Subject.load(folders["sgqn"], "cpu")
+            actions = play(subject, "train", 0, "auto").actions
+            shown = play(subject, shift, 0, "auto", actions=actions).seen[step, -3:].permute(1, 2, 0).numpy()
+            assert np.array_equal(cell(sheet, row, 0, block, rows=2), shown)
+
+
 def test_the_same_seed_gives_the_same_bytes(folders: dict[str, str], tmp_path: Path) -> None:
     def bytes_of(seed: str) -> bytes:
         args = ["explain", folders["sac"], "--seed", seed, "--shift", "color_hard", "--out", str(tmp_path / "a.png")]

@@ -48,6 +48,8 @@ class Trained(NamedTuple):
     step: int
     run: Path | None
     """The run's folder, where results are kept; None for an exported agent."""
+    precision: str
+    """One of `package.PRECISIONS`: how the weights were stored."""
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
@@ -55,7 +57,8 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
     exported = pretrained.find(path)
     if exported is not None:
         packed = package.read(exported)
-        return Trained(packed.build(device), packed.config, packed.step, None)
+        return Trained(packed.build(device), packed.config, packed.step, None, packed.about["precision"])
     folder = checkpoint.find(path)
     home = folder.parent.parent
-    return Trained(load_agent(folder, device), run_folder.read_config(home), checkpoint.step_of(folder), home)
+    agent, config = load_agent(folder, device), run_folder.read_config(home)
+    return Trained(agent, config, checkpoint.step_of(folder), home, package.PRECISIONS[0])

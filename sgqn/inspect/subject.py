@@ -9,6 +9,7 @@ from sgqn import loading
 from sgqn.agents import Agent
 from sgqn.config import TrainConfig
 from sgqn.envs.families import find_task
+from sgqn.pretrained.package import PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,15 @@ class Subject:
     """Where its weights come from: a checkpoint or an exported agent."""
     home: Path | None = None
     """The run's folder, where results are kept; None for an exported agent."""
+    precision: str = PRECISIONS[0]
+    """How the weights were stored."""
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> Subject:
         """Load anything that `sgqn.load_agent` takes: a run, a checkpoint, an exported agent, a pretrained name."""
         folder = loading.find(path)
         trained = loading.load(folder, device)
-        return cls(trained.agent, trained.config, trained.step, folder, trained.run)
+        return cls(trained.agent, trained.config, trained.step, folder, trained.run, trained.precision)
 
     @property
     def name(self) -> str:

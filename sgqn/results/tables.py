@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sgqn.envs.families import all_shifts, find_task
+from sgqn.pretrained.package import PRECISIONS
 from sgqn.results import paper
 from sgqn.results.paper import AVERAGE, Score
 from sgqn.results.runs import Run, RunEvaluation, RunSaliency, by_seed, own_rho, with_settings
@@ -589,6 +590,8 @@ def _notes(table: ResultTable, cell: Cell) -> Iterator[tuple[str, int | str | No
             yield "Generated backgrounds or colours: not the benchmark", None
         elif (clips := _CLIPS.search(evaluation.backgrounds)) and clips[1] != clips[2]:
             yield "Not all of the benchmark's clips", clips[0]
+        if evaluation.weights != PRECISIONS[0]:
+            yield "Weights rounded for sharing", evaluation.weights
         if evaluation.renderer != "gl":
             yield "Pictures by another renderer than gl, the benchmark's own", evaluation.renderer
     for run in cell.runs:

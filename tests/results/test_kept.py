@@ -11,7 +11,8 @@ import pytest
 import sgqn
 from sgqn import pretrained
 from sgqn.envs.families import find_task
-from sgqn.pretrained import listing
+from sgqn.export import candidates
+from sgqn.pretrained import listing, package
 from sgqn.results.runs import find_runs
 from sgqn.results.tables import headline
 
@@ -40,6 +41,15 @@ def test_every_pretrained_agent_has_a_run() -> None:
     for entry in listing.entries():
         shifts = {line["shift"] for line in entry["returns"] if line["renderer"] == "gl" and line["episodes"] >= 30}
         assert shifts >= {"train", "color_hard", "video_easy", "video_hard"}, entry["name"]
+
+
+def test_every_pretrained_agent_is_the_best_kept_seed_by_training_return() -> None:
+    runs = find_runs(ROOT / "results").runs
+    for name, folder in pretrained.available().items():
+        packed = package.read(folder)
+        kept = candidates(runs, packed.config.task, packed.config.agent)
+        assert packed.about["chosen_from"] == kept, f"run `sgqn export pretrained:{name} --runs results --out {folder}`"
+        assert max(kept, key=lambda run: run["training_return"])["seed"] == packed.config.seed, name
 
 
 @pytest.mark.usefixtures("in_repository")

@@ -157,20 +157,20 @@ def _selection(package: Package) -> Iterator[str]:
 
 
 def _weights(package: Package) -> Iterator[str]:
-    about = package.about
+    about, check = package.about, package.about["check"]
     kind = {"half": "float16", "int8": "8 bits with a factor for each row, convolutions in float16"}
     source = about.get("packed_from")
-    packed_from = f"the weights in {source['precision']} precision that they were packed from" if source else TRAINED
+    others = f"the weights in {source['precision']} precision that they were packed from" if source else TRAINED
     yield (
-        f"Matrices in {kind[about['precision']]}, vectors in float32. {_difference(about['check'], packed_from)}"
-        + (f" These in turn: {_difference(source['check'], TRAINED)}" if source else "")
+        f"Matrices in {kind[about['precision']]}, vectors in float32. On {check['observations']} observations of "
+        f"{' and '.join(check['shifts'])} the actions, which range from -1 to 1, differ from those of {others} by "
+        f"{check['mean']:.1g} on average and {check['largest']:.1g} at most; the attribution masks have an IoU of "
+        f"{check['masks']:.3f} with theirs."
     )
+    if source:
+        before = source["check"]
+        yield (
+            f"Actions of the weights in {source['precision']} precision differ from those of {TRAINED} by "
+            f"{before['mean']:.1g} on average and {before['largest']:.1g} at most (IoU {before['masks']:.3f})."
+        )
     yield "Left out, and replaced by copies when loaded: target networks, and the second critic if nothing reads it."
-
-
-def _difference(check: dict[str, Any], others: str) -> str:
-    return (
-        f"On {check['observations']} observations of {' and '.join(check['shifts'])} the actions, which range from -1 "
-        f"to 1, differ from those of {others} by {check['mean']:.1g} on average and {check['largest']:.1g} at most; "
-        f"the attribution masks have an IoU of {check['masks']:.3f} with theirs."
-    )

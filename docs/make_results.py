@@ -74,7 +74,7 @@ def order(runs: list[Run]) -> str:
     """The order of the agents where at least two can be compared, and the paper's."""
     rows = [["shift", "task", "these runs", "paper", "same order"]]
     for one in orders(runs):
-        rows.append([one.shift, one.task, one.ours_text(), one.paper_text(), "yes" if one.reproduced else "no"])
+        rows.append([one.shift, one.task, one.ours_text(), one.paper_text(), one.verdict()])
     return _grid(rows)
 
 

@@ -333,10 +333,7 @@ def _statistics(runs: list[Run], made: list[ResultTable]) -> Iterator[Part]:
 
 def _orders(runs: list[Run]) -> Iterator[Part]:
     """The agents of each task, best first, in these runs and in the paper."""
-    rows = [
-        (order.shift, order.task, order.ours_text(), order.paper_text(), "yes" if order.reproduced else "no")
-        for order in orders(runs)
-    ]
+    rows = [(order.shift, order.task, order.ours_text(), order.paper_text(), order.verdict()) for order in orders(runs)]
     if rows:
         yield Grid(("shift", "task", "these runs", "the paper", "same order"), tuple(rows), title="Order of the agents")
 

@@ -170,6 +170,8 @@ class Cell:
         """How many runs our number is of; empty where that is said elsewhere, or there is none."""
         if self.ours is None or self.quantity in ("steps", "saliency"):
             return ""
+        if self.quantity == "improvement" and self.column != OTHERS:  # the first column says it
+            return ""
         if self.task == ALL:
             return f"{_count(self.tasks, 'task')}, {_count(self.runs, 'run')}"
         return f"n = {self.seeds}"
@@ -515,20 +517,23 @@ class Order(NamedTuple):
     shift: str
     agents: tuple[str, ...]
     ours: tuple[float, ...]
-    papers: tuple[float, ...]
+    papers: tuple[Score, ...]
 
-    @property
-    def reproduced(self) -> bool:
-        """Whether no two agents are in the other order than in the paper; its ties may have any order."""
-        return not any(b > a for i, a in enumerate(self.papers) for b in self.papers[i + 1 :])
+    def verdict(self) -> str:
+        """Whether this is the paper's order, or differs only where the paper's deviation exceeds the difference."""
+        reversed_ = [(a, b) for i, a in enumerate(self.papers) for b in self.papers[i + 1 :] if b.mean > a.mean]
+        if not reversed_:
+            return "yes"
+        close = all(b.mean - a.mean <= max(a.std or 0, b.std or 0) for a, b in reversed_)
+        return "within the paper's deviation" if close else "no"
 
     def ours_text(self) -> str:
         return self._text(self.ours)
 
     def paper_text(self) -> str:
-        return self._text(self.papers)
+        return self._text([score.mean for score in self.papers])
 
-    def _text(self, scores: tuple[float, ...]) -> str:
+    def _text(self, scores: Sequence[float]) -> str:
         named = sorted(zip(scores, self.agents, strict=True), key=lambda pair: -pair[0])
         texts = [f"{title_of(agent)} {_number(value, _digits(self.task))}" for value, agent in named]
         signs = [" > " if before[0] > after[0] else " = " for before, after in pairwise(named)]
@@ -538,10 +543,10 @@ class Order(NamedTuple):
 def orders(runs: Iterable[Run]) -> list[Order]:
     """How the agents of each shift and task compare, where at least two have scores of ours and of the paper."""
     table = headline(runs)
-    known: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    known: dict[tuple[str, str], list[tuple[float, Score, str]]] = {}
     for cell in table.cells if table else ():
         if cell.ours and cell.paper:
-            known.setdefault((cell.shift, cell.task), []).append((cell.ours.mean, cell.paper.mean, cell.agent))
+            known.setdefault((cell.shift, cell.task), []).append((cell.ours.mean, cell.paper, cell.agent))
     found = []
     for (shift, task), scores in sorted(known.items(), key=lambda item: shift_order(item[0][0])):
         if len(scores) > 1:

@@ -57,7 +57,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
     exported = pretrained.find(path)
     if exported is not None:
         packed = package.read(exported)
-        return Trained(packed.build(device), packed.config, packed.step, None, packed.about["precision"])
+        return Trained(packed.build(device), packed.config, packed.step, None, packed.precision)
     folder = checkpoint.find(path)
     home = folder.parent.parent
     agent, config = load_agent(folder, device), run_folder.read_config(home)

@@ -85,7 +85,7 @@ def _trained(subject: Subject) -> Package:
 
 def _packed(given: Package, subject: Subject, precision: Precision, renderer: str, report: Report | None) -> Package:
     """The agent with weights of less precision, compared with the given one, which `subject` is."""
-    again = "precision" in given.about
+    again = given.precision != PRECISIONS[0]
     weights = package.pack(package.unpacked(given.weights) if again else given.weights, precision)
     bare = dataclasses.replace(given, weights=weights)
     check = compare(subject, bare.build(), renderer, report)

@@ -53,6 +53,11 @@ class Package:
     """The rest of agent.json: precision, versions, returns ..."""
     origin: str = "the package"
 
+    @property
+    def precision(self) -> str:
+        """How the weights are stored: one of `PRECISIONS`, single before they are packed."""
+        return str(self.about.get("precision", PRECISIONS[0]))
+
     def build(self, device: str | torch.device = "cpu") -> Agent:
         """The agent, in single precision, ready to act."""
         return restore_agent(self.config, self.spec, partial(completed, unpacked(self.weights)), self.origin, device)

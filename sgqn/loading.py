@@ -14,6 +14,9 @@ from sgqn.errors import DataError
 from sgqn.pretrained import package
 from sgqn.restore import restore_agent
 
+AS_TRAINED = package.PRECISIONS[0]
+"""The precision of weights that were not packed."""
+
 
 def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
     """Load a trained agent, ready to act.
@@ -61,4 +64,4 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
     folder = checkpoint.find(path)
     home = folder.parent.parent
     agent, config = load_agent(folder, device), run_folder.read_config(home)
-    return Trained(agent, config, checkpoint.step_of(folder), home, package.PRECISIONS[0])
+    return Trained(agent, config, checkpoint.step_of(folder), home, AS_TRAINED)

@@ -9,7 +9,6 @@ from sgqn import loading
 from sgqn.agents import Agent
 from sgqn.config import TrainConfig
 from sgqn.envs.families import find_task
-from sgqn.pretrained.package import PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Subject:
     """Where its weights come from: a checkpoint or an exported agent."""
     home: Path | None = None
     """The run's folder, where results are kept; None for an exported agent."""
-    precision: str = PRECISIONS[0]
+    precision: str = loading.AS_TRAINED
     """How the weights were stored."""
 
     @classmethod

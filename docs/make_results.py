@@ -21,14 +21,15 @@ from sgqn.envs.families import all_shifts, find_task
 from sgqn.pretrained import listing, package
 from sgqn.results.report import report
 from sgqn.results.runs import Run, RunEvaluation, find_runs, rank
-from sgqn.results.tables import Cell, ResultRow, headline, orders, title_of
+from sgqn.results.tables import Cell, ResultRow, headline, orders, returns_of, title_of
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = Path("results")
 """Relative to the repository, because a report names the folders of its runs."""
 IMAGES = "results"
 MARKS = (20_000, 50_000, 100_000, 200_000, 300_000, 400_000, 500_000)
-FAILED = 100
+FAILED = 0.1
+"""Of the highest return: episodes below are counted."""
 PACKED = "int8"
 """The precision of the agents in the package."""
 LOOKED_AT = ("train", "video_hard")
@@ -99,7 +100,10 @@ def _counted(run: Run, shift: str, step: int, renderer: str) -> RunEvaluation | 
 def _score(found: RunEvaluation | None) -> str:
     if found is None:
         return ""
-    failed = sum(value < FAILED for value in found.returns)
+    bounds = returns_of(found.task)
+    if bounds is None:
+        return f"{found.mean:.1f} ± {found.std:.1f}"
+    failed = sum(value < FAILED * bounds[1] for value in found.returns)
     return f"{found.mean:.0f} ± {found.std:.0f}" + (f" ({failed})" if failed else "")
 
 

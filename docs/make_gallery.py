@@ -1,9 +1,9 @@
-"""Draw the galleries of the documentation: gallery.png and renderers.png in docs/images.
+"""Draw the galleries of the documentation: gallery.png, robots.png and renderers.png in docs/images.
 
     python docs/make_gallery.py
     python docs/make_gallery.py --tiny --out FOLDER     # one task only, which takes seconds
 
-Backgrounds come from the data directory, or are generated if it has none.
+Backgrounds come from the data directory, or are generated if it has none. The robots need `sgqn[robot]`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.progress import track
 import sgqn
 from sgqn.envs.families import find_task
 from sgqn.envs.opengl import gl_error
+from sgqn.results.paper import ROBOT_TASKS
 from sgqn.results.paper import TASKS as PAPER_TASKS
 
 IMAGES = Path(__file__).resolve().parent / "images"
@@ -92,4 +93,7 @@ if __name__ == "__main__":
     )
     options.out.mkdir(parents=True, exist_ok=True)
     gallery(tasks, shifts).quantize(192).save(options.out / "gallery.png", optimize=True)
+    robots = find_task(ROBOT_TASKS[0])
+    if robots.family.missing() is None and not options.tiny:
+        gallery(ROBOT_TASKS, robots.shifts).quantize(192).save(options.out / "robots.png", optimize=True)
     renderers(tasks).quantize(192).save(options.out / "renderers.png", optimize=True)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -63,6 +63,8 @@ class Evaluation:
     renderer: str
     backgrounds: str
     returns: tuple[float, ...]
+    successes: tuple[bool, ...] | None = field(default=None, kw_only=True)
+    """Whether each episode ended with the task solved; None if the task has no such notion."""
 
     @property
     def episodes(self) -> int:
@@ -76,8 +78,17 @@ class Evaluation:
     def std(self) -> float:
         return float(np.std(self.returns))
 
+    @property
+    def success_rate(self) -> float | None:
+        """Share of the episodes that ended with the task solved."""
+        return None if self.successes is None else float(np.mean(self.successes))
+
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "returns": list(self.returns), "mean": self.mean, "std": self.std}
+        found = {**dataclasses.asdict(self), "returns": list(self.returns), "mean": self.mean, "std": self.std}
+        if self.successes is None:
+            del found["successes"]
+            return found
+        return {**found, "successes": list(self.successes), "success_rate": self.success_rate}
 
 
 class Moment(NamedTuple):
@@ -114,12 +125,12 @@ def evaluate(
     evaluates with the same seed meets the same starts, colours and clips. `watch` is shown every moment.
 
     An agent that was loaded acts with the action repeat that it was trained with, unless another one is given, and sees
-    frames as it was trained on them. Another policy has the task's action repeat and sees three frames of 84 x 84
-    pixels, unless others are given: as tensors on `device`, or without one as numpy arrays.
+    frames as it was trained on them. Another policy has the task's action repeat and number of frames, of
+    84 x 84 pixels, unless others are given: as tensors on `device`, or without one as numpy arrays.
     """
     act = _act_of(agent)
     _check(episodes, seed)
-    seen = _seen_by(agent, image_size, frame_stack, device)
+    seen = _seen_by(agent, task, image_size, frame_stack, device)
     if isinstance(agent, Agent) and action_repeat is None and agent.task == task:
         action_repeat = agent.action_repeat
     total = episodes * find_task(task, action_repeat).episode_steps
@@ -147,11 +158,12 @@ def evaluate(
             _check_fit(agent, task, envs)
             policies = _policy_of(agent)
         with policies as policy:
-            returns = _play(policy, envs, episodes, report, watch)
+            returns, successes = _play(policy, envs, episodes, report, watch)
     finally:
         envs.close()
     renderer, backgrounds = envs.metadata["renderer"], envs.metadata["backgrounds"]
-    return Evaluation(task, shift, seed, renderer, backgrounds, tuple(returns.tolist()))
+    solved = None if successes is None else tuple(successes.tolist())
+    return Evaluation(task, shift, seed, renderer, backgrounds, tuple(returns.tolist()), successes=solved)
 
 
 def record(
@@ -209,9 +221,9 @@ def _act_of(agent: Any) -> Act:
 
 
 def _seen_by(
-    agent: Any, image_size: int | None, frame_stack: int | None, device: str | torch.device | None
+    agent: Any, task: str, image_size: int | None, frame_stack: int | None, device: str | torch.device | None
 ) -> dict[str, Any]:
-    size, frames, place = 84, 3, "cpu" if device is None else device
+    size, frames, place = 84, find_task(task).defaults.frame_stack, "cpu" if device is None else device
     if isinstance(agent, Agent):
         size, frames, place = agent.spec.render_size, agent.spec.channels // 3, agent.device
         if device is not None:
@@ -301,9 +313,13 @@ def _play(
     episodes: int,
     report: Callable[[int], None],
     watch: Callable[[Moment], None] | None,
-) -> np.ndarray:
-    """The return of every episode. Environment i plays the episodes i, i + n, i + 2n ... and then rests."""
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The return of every episode, and whether it ended with the task solved where that can be said.
+
+    Environment i plays the episodes i, i + n, i + 2n ... and then rests.
+    """
     returns = np.zeros(episodes)
+    successes: np.ndarray | None = None
     playing = np.arange(envs.num_envs)
     steps = np.zeros(envs.num_envs, dtype=int)
     obs, info = envs.reset()
@@ -317,11 +333,14 @@ def _play(
         returns[playing[running]] += reward[running]
         steps[running] += 1
         over = terminated | truncated
+        if "final_info" in info:
+            successes = np.zeros(episodes, dtype=bool) if successes is None else successes
+            successes[playing[over]] = info["final_info"]["success"][over]
         playing[over] += envs.num_envs
         steps[over] = 0
         finished += int(over.sum())
         report(finished * envs.task.episode_steps + int(steps.sum()))
-    return returns
+    return returns, successes
 
 
 def _show(

@@ -27,6 +27,7 @@ class Logs:
     def __init__(self, folder: Path, config: TrainConfig, progress: bool):
         self._folder, self._config = folder, config
         self._returns: list[float] = []
+        self._successes: list[bool] = []
         self._last_return: float | None = None
         self._seconds = 0.0  # of earlier sessions of this run
         self._started = self._marked = time.monotonic()
@@ -59,9 +60,10 @@ class Logs:
             self._progress.update(self._task, completed=step)
             yield
 
-    def episodes(self, returns: Any) -> None:
-        """Add the returns of episodes that have ended."""
+    def episodes(self, returns: Any, successes: Any = ()) -> None:
+        """Add the returns of episodes that have ended, and whether their task was solved where that can be said."""
         self._returns += [float(value) for value in returns]
+        self._successes += [bool(value) for value in successes]
 
     def write(self, step: int, updates: int, means: dict[str, float]) -> None:
         """Write a line: the means of the updates' metrics since the last one, and the episodes that have ended."""
@@ -70,6 +72,8 @@ class Logs:
             self._last_return = sum(self._returns) / len(self._returns)
             values["episode/return"] = self._last_return
             values["episode/count"] = float(len(self._returns))
+        if self._successes:
+            values["episode/success"] = sum(self._successes) / len(self._successes)
         now = time.monotonic()
         rate = (step - self._marked_step) / max(now - self._marked, 1e-9)
         self._marked, self._marked_step = now, step
@@ -78,7 +82,7 @@ class Logs:
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
         self._board.add_scalar("steps_per_second", rate, step)
-        self._returns = []
+        self._returns, self._successes = [], []
         shown = "" if self._last_return is None else f"return {self._last_return:.0f}"
         loss = f", critic loss {values['loss/critic']:.3g}" if "loss/critic" in values else ""
         self._progress.update(self._task, completed=step, rate=f"{rate:,.0f} steps/s", note=shown + loss)
@@ -86,8 +90,13 @@ class Logs:
     def evaluation(self, step: int, result: Evaluation) -> None:
         run_folder.append_line(self._folder / run_folder.EVALUATIONS, {"step": step, **result.to_dict()})
         self._board.add_scalar(f"evaluation/{result.shift}", result.mean, step)
+        solved = ""
+        if result.success_rate is not None:
+            self._board.add_scalar(f"success/{result.shift}", result.success_rate, step)
+            solved = f", success {result.success_rate:.0%}"
         self._progress.console.print(
-            f"step {step:,}: {result.shift} return {result.mean:.0f} ± {result.std:.0f} ({result.episodes} episodes)"
+            f"step {step:,}: {result.shift} return {result.mean:.1f} ± {result.std:.1f}{solved} "
+            f"({result.episodes} episodes)"
         )
 
     def images(self, step: int, agent: Agent, obs: Tensor) -> None:
@@ -122,10 +131,12 @@ class Logs:
     def state_dict(self) -> dict[str, Any]:
         return {
             "returns": list(self._returns),
+            "successes": list(self._successes),
             "last_return": self._last_return,
             "seconds": self.seconds,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._returns, self._last_return = list(state["returns"]), state["last_return"]
+        self._successes = list(state.get("successes", []))
         self._seconds = state["seconds"]

@@ -272,7 +272,8 @@ class Trainer:
         self.obs = obs
         self.step += self.config.num_envs
         self.returns += rewards
-        self.logs.episodes(self.returns[over])
+        solved = info["final_info"]["success"][over] if "final_info" in info else ()
+        self.logs.episodes(self.returns[over], solved)
         self.returns[over] = 0
         if self.bank is not None and self._passed(self._renewal):
             self.bank.refresh(self.config.pictures // 16)

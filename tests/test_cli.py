@@ -17,6 +17,7 @@ from sgqn.agents.sgqn import SGQNSettings
 from sgqn.cli import main
 from sgqn.cli.command import Command
 from sgqn.config import TrainConfig, TrainOptions
+from sgqn.envs.families.robot import Robot
 from sgqn.errors import InvalidValueError
 from tests.helpers import fails, write_clip, write_colors, write_image
 
@@ -183,6 +184,12 @@ def test_data_with_everything_there(
     for kind in data.COLOR_KINDS:
         write_colors(store / "dmcgb" / f"{kind}.json")
     write_image(store / "overlay" / "a.png")
+    monkeypatch.setattr(Robot, "missing", lambda self: "no arm: buy one")
+    assert main(["data"]) == 0
+    out = capsys.readouterr().out
+    assert "Everything is there." not in out
+    assert "robot: no arm: buy one" in out
+    monkeypatch.setattr(Robot, "missing", lambda self: None)
     assert main(["data"]) == 0
     out = capsys.readouterr().out
     assert "Everything is there." in out
@@ -194,6 +201,8 @@ def test_data_as_json(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     assert main(["data", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["directory"] == str(store)
+    assert shown["missing"]["suite"] is None
+    assert "robot" in shown["missing"]
     rows = {row["name"]: row for row in shown["sets"]}
     assert rows.keys() == {"video_easy", "video_hard", "color_easy", "color_hard", "overlay"}
     assert rows["overlay"]["found"] == 1

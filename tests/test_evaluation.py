@@ -393,7 +393,7 @@ def test_evaluate_records_what_it_found(folder: Path, capsys: pytest.CaptureFixt
         assert line["std"] == pytest.approx(abs(line["returns"][0] - line["returns"][1]) / 2)
         assert line["versions"].keys() >= {"python", "sgqn", "torch", "mujoco", "dm_control"}
         assert line["seconds"] > 0
-        assert f"{line['mean']:.0f} ± {line['std']:.0f}" in table
+        assert f"{line['mean']:.1f} ± {line['std']:.1f}" in table
     assert main(["evaluate", str(checkpoint.find(folder)), "--shift", "color_hard", *args, "--json"]) == 0
     (again,) = json.loads(capsys.readouterr().out)
     assert again == lines_of(folder)[2]

@@ -28,13 +28,15 @@ def data(json: Flag = False) -> None:
         json: Print JSON instead of a table.
     """
     from sgqn import data as store
+    from sgqn.envs.families import families
 
     directory, entries = store.data_dir(), store.inventory()
+    missing = {family.name: family.missing() for family in families()}
     if json:
         rows = [dataclasses.asdict(entry) | {"path": str(entry.path)} for entry in entries]
-        print(jsonlib.dumps({"directory": str(directory), "sets": rows}, indent=2))
+        print(jsonlib.dumps({"directory": str(directory), "sets": rows, "missing": missing}, indent=2))
     else:
-        _print_inventory(directory, entries)
+        _print_inventory(directory, entries, missing)
 
 
 @command("data get", order=11)
@@ -66,7 +68,7 @@ def data_get(
         raise DataError(f"{len(names)} damaged files were not installed: {', '.join(names[:5])}{more}")
 
 
-def _print_inventory(directory: Path, entries: list[Entry]) -> None:
+def _print_inventory(directory: Path, entries: list[Entry], missing_of: dict[str, str | None]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -88,10 +90,10 @@ def _print_inventory(directory: Path, entries: list[Entry]) -> None:
     if missing := [entry.instead for entry in entries if not entry.found]:
         used = f"Built-in {', '.join(dict.fromkeys(missing))} are used for what is missing; results say so."
         console.print(Text(used), soft_wrap=True)
-    _print_how_to_get(console, entries)
+    _print_how_to_get(console, entries, missing_of)
 
 
-def _print_how_to_get(console: Console, entries: list[Entry]) -> None:
+def _print_how_to_get(console: Console, entries: list[Entry], missing_of: dict[str, str | None]) -> None:
     from rich.text import Text
 
     from sgqn.data import BENCHMARK, HOW_TO_GET
@@ -109,5 +111,8 @@ def _print_how_to_get(console: Console, entries: list[Entry]) -> None:
         ]
     if HOW_TO_GET["overlay"] in lacking:
         lines += ["", "Overlay images: Places365 or any folder of images:", f"  {HOW_TO_GET['overlay']}"]
+    for name, missing in missing_of.items():
+        if missing is not None:
+            lines += ["", f"Tasks of the family {name}: {missing}"]
     for line in lines or ["Everything is there."]:
         console.print(Text(line), soft_wrap=True)

@@ -40,8 +40,10 @@ def evaluate(
     if json:
         print(jsonlib.dumps(lines, indent=1))
         return
-    table = Table("shift", "return", "episodes", "renderer", "backgrounds")
+    has_success = any("success_rate" in line for line in lines)
+    table = Table("shift", "return", *(["success"] if has_success else []), "episodes", "renderer", "backgrounds")
     for line in lines:
-        shown = f"{line['mean']:.0f} ± {line['std']:.0f}"
-        table.add_row(line["shift"], shown, str(len(line["returns"])), line["renderer"], line["backgrounds"])
+        shown = f"{line['mean']:.1f} ± {line['std']:.1f}"
+        success = [f"{line['success_rate']:.0%}"] if has_success else []
+        table.add_row(line["shift"], shown, *success, str(len(line["returns"])), line["renderer"], line["backgrounds"])
     Console().print(table)

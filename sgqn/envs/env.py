@@ -21,7 +21,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, Any]):
     Observations are uint8 (3 * frame_stack, image_size, image_size). Actions lie in [-1, 1] (others are clipped), or
     are integers where the task has discrete ones. Episode k after `reset(seed=s)` is the same for everyone;
     `reset(options={"episode": k})` jumps there. With `masks=True`, `info["mask"]` tells which pixels of each stacked
-    frame show the controlled system.
+    frame show the controlled system. Where a task can be solved, `info["success"]` tells whether it is at this moment.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
@@ -101,6 +101,9 @@ class PixelEnv(gymnasium.Env[np.ndarray, Any]):
             "renderer": self.metadata["renderer"],
             "backgrounds": self.metadata["backgrounds"],
         }
+        successes = self._stage.successes()
+        if successes is not None:
+            info["success"] = bool(successes[0])
         if self._pixels.masks is not None:
             info["mask"] = self._pixels.masks[0].numpy()
         return info

@@ -60,6 +60,11 @@ class Simulation:
         """One control step with an array in [-1, 1] or an int; returns the reward, terminated, truncated."""
         raise NotImplementedError
 
+    @property
+    def success(self) -> bool | None:
+        """Whether the task is solved at this moment; None if it has no such notion. Environments show it in `info`."""
+        return None
+
     def make_renderer(self, size: int) -> Renderer:
         """What draws this simulation wherever simulations are drawn one at a time."""
         raise NotImplementedError

@@ -41,6 +41,10 @@ class Stage(Protocol):
         """bool (num_envs, size, size) where they were asked for; valid after `frames`."""
         ...
 
+    def successes(self) -> np.ndarray | None:
+        """Whether each simulation is in a state that solves its task, bool (num_envs,); None if the task has none."""
+        ...
+
     def states(self) -> list[dict[str, Any]]: ...
     def restore(self, states: Sequence[dict[str, Any]]) -> None: ...
     def close(self) -> None: ...
@@ -107,6 +111,10 @@ class LocalStage:
         if self._warp is None:
             return torch.from_numpy(np.stack([one.mask() for one in self._renderers])).to(self._device)
         return self._warp.masks()
+
+    def successes(self) -> np.ndarray | None:
+        found = [simulation.success for simulation in self._simulations]
+        return None if found[0] is None else np.array(found, dtype=bool)
 
     def states(self) -> list[dict[str, Any]]:
         return [simulation.state() for simulation in self._simulations]

@@ -28,8 +28,11 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     Environment i plays the episodes i, i + num_envs, i + 2 num_envs ... of the seed, each of them the episode that a
     single environment would play. When an episode ends, the step that ends it also starts the next one: the returned
     observation is the new episode's first, and `info["final_obs"]` holds the true last ones in the rows that
-    `info["_final_obs"]` marks. With `num_episodes`, episodes from that number on are never begun: an environment that
-    has none left rests; it goes through its last one again, with rewards of 0 and without an end.
+    `info["_final_obs"]` marks. Where a task can be solved, `info["success"]` tells in which environments it is, and
+    `info["final_info"]["success"]` in which it was when the episode ended.
+
+    With `num_episodes`, episodes from that number on are never begun: an environment that has none left rests; it goes
+    through its last one again, with rewards of 0 and without an end.
 
     Observations are numpy arrays, or torch tensors on `device` where one is given: with the Warp renderer they are
     made there and never pass through the host.
@@ -131,6 +134,11 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             info["final_obs"], info["_final_obs"] = self._out(observations), terminated | truncated
             if self._pixels.masks is not None:
                 info["final_mask"] = self._out(self._pixels.masks)
+            successes = self._stage.successes()
+            if successes is not None:
+                ended = terminated | truncated
+                info["final_info"] = {"success": successes & ended, "_success": ended}
+                info["_final_info"] = ended
             for world in over:
                 self._move_on(world)
             self._next_first = max(self._next_first, max(self._episodes) + 1)
@@ -191,6 +199,9 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             "renderer": self.metadata["renderer"],
             "backgrounds": self.metadata["backgrounds"],
         }
+        successes = self._stage.successes()
+        if successes is not None:
+            info["success"] = successes
         if self._pixels.masks is not None:
             info["mask"] = self._out(self._pixels.masks)
         return info

@@ -116,6 +116,8 @@ class _Simulations:
 
     def _show(self, world: int, new_episode: bool = False) -> None:
         """Put what the parent needs to see of a world into shared memory."""
+        if "successes" in self._shared:
+            self._shared["successes"][world] = self._worlds[world].success
         if not self._renderers:
             self._worlds[world].write_scene(self._shared["scenes"][world])
             return

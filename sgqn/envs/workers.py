@@ -60,6 +60,8 @@ class WorkerStage:
             "terminated": ([num_envs], "bool"),
             "truncated": ([num_envs], "bool"),
         }
+        if probe.success is not None:
+            arrays["successes"] = ([num_envs], "bool")
         if renderer == "warp":
             assert isinstance(probe, MujocoSimulation)
             arrays["scenes"] = ([num_envs, probe.scene.size], "float32")
@@ -111,6 +113,9 @@ class WorkerStage:
         if not self._want_masks:
             return None
         return self._warp.masks() if self._warp is not None else self._copy("masks")
+
+    def successes(self) -> np.ndarray | None:
+        return self._shared["successes"].copy() if "successes" in self._shared else None
 
     def states(self) -> list[dict[str, Any]]:
         answers = self._ask(worker.STATE, [None] * len(self._workers))

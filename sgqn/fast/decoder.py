@@ -26,12 +26,14 @@ from sgqn.networks import AttributionDecoder
 from sgqn.replaceable import replace
 
 Shape = tuple[int, int, int]
+CHANNELS = (3, 6, 9)
+"""Numbers of output channels, three a frame, that the kernels are compiled for."""
 
 
 def fits(embedding: Tensor, base: Shape, convs: tuple[nn.Conv2d, ...]) -> bool:
     filters = [base[0], *(conv.out_channels for conv in convs[:2])]
     by_eights = all(number % 8 == 0 and 256 % (number // 2) == 0 for number in filters)  # the kernels' shares
-    return switch.takes(embedding) and by_eights and convs[2].out_channels == 9
+    return switch.takes(embedding) and by_eights and convs[2].out_channels in CHANNELS
 
 
 def decode(linear: nn.Linear, convs: tuple[nn.Conv2d, ...], base: Shape, embedding: Tensor, action: Tensor) -> Tensor:
@@ -136,7 +138,7 @@ class _Decode(torch.autograd.Function):
         sums = torch.zeros(len(form.bias) + x1.shape[1] + x2.shape[1] + filters, device=device)
         d_bias0, d_bias1, d_bias2, d_bias3 = sums.split([len(form.bias), x1.shape[1], x2.shape[1], filters])
         d3 = _channels_last(count, len(w3), 2 * size + 1, device)
-        kernels.launch("logits_backward_9", 1056, 256, filters * 4, gradient, d3, d_bias3, count, 2 * size)
+        kernels.launch(f"logits_backward_{filters}", 1056, 256, filters * 4, gradient, d3, d_bias3, count, 2 * size)
         d_x2, _ = conv_backward(d3, x2, w3, padding=1, of_x=True, of_weight=False)
         d2 = _channels_last(count, len(w2), size + 1, device)
         arguments: tuple[Any, ...] = (d_x2, x2, d2, d_bias2, count, size, x2.shape[1])

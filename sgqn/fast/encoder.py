@@ -24,6 +24,7 @@ from sgqn.networks import Encoder
 from sgqn.replaceable import replace
 
 LAYERS, CHANNELS, SIZE, FILTERS = 11, 9, 84, 32
+"""Of the fused encoder; observations and weights of fewer channels get channels of zeros."""
 LEVELS = [41 - 2 * level for level in range(LAYERS)]
 """Side lengths of the feature maps after each convolution."""
 PIXELS = sum(size * size for size in LEVELS[:-1])
@@ -37,9 +38,11 @@ def fits(convs: nn.ModuleList, obs: Tensor) -> bool:
     if not (switch.encoder_enabled() and supported(obs.device)):
         return False
     shapes = [conv.weight.shape for conv in convs if isinstance(conv, nn.Conv2d) and conv.bias is not None]
-    expected = [(FILTERS, CHANNELS, 3, 3)] + [(FILTERS, FILTERS, 3, 3)] * (LAYERS - 1)
+    channels = obs.shape[1]
+    expected = [(FILTERS, channels, 3, 3)] + [(FILTERS, FILTERS, 3, 3)] * (LAYERS - 1)
     return (
-        obs.shape[1:] == (CHANNELS, SIZE, SIZE)
+        channels <= CHANNELS
+        and obs.shape[2:] == (SIZE, SIZE)
         and shapes == expected
         and next(convs.parameters()).dtype == torch.float32
     )
@@ -69,6 +72,7 @@ def encode_traced(convs: nn.ModuleList, obs: Tensor, guided: Callable[[], bool],
 def _encode(convs: nn.ModuleList, leaf: Tensor, obs: Tensor, guided: Callable[[], bool], trains: bool = True) -> Tensor:
     packed = form_of(convs, Packed, lambda: Packed(convs))
     obs = obs.detach() if obs.dtype in _KINDS else obs.detach().float()
+    obs = F.pad(obs, (0, 0, 0, 0, 0, CHANNELS - packed.channels)) if packed.channels < CHANNELS else obs
     parameters = packed.sources if trains else [source.detach() for source in packed.sources]
     features: Tensor = _Encode.apply(leaf, obs.contiguous(), guided, packed, *parameters)
     return features
@@ -90,13 +94,21 @@ class Packed(Converted):
         self.weights = torch.zeros(PACKED, dtype=torch.bfloat16, device=device)
         self.biases = torch.zeros(LAYERS, FILTERS, device=device)
         self.uses: Uses[Tensor] = Uses()
+        self.channels = self.sources[0].shape[1]
+        self._first: Tensor | None = None  # the first weights with all channels
+        if self.channels < CHANNELS:
+            self._first = torch.zeros(FILTERS, CHANNELS, 3, 3, device=device)
         self._addresses: Tensor | None = None
         self._of: tuple[int, ...] = ()
 
+    @torch.no_grad()
     def convert(self) -> None:
         if self._addresses is None or self._of != self.addresses():
             self._of = self.addresses()
-            self._addresses = torch.tensor(self._of, dtype=torch.int64).to(self.weights.device)
+            first = self._of[0] if self._first is None else self._first.data_ptr()
+            self._addresses = torch.tensor([first, *self._of[1:]], dtype=torch.int64).to(self.weights.device)
+        if self._first is not None:
+            self._first[:, : self.channels].copy_(self.sources[0])
         table = self._addresses
         kernels = compiler.module("encoder", self.weights.device)
         kernels.launch("encoder_pack", 132, 256, 0, table, table[LAYERS:], self.weights, self.biases)
@@ -141,13 +153,13 @@ class _Encode(torch.autograd.Function):
         if for_obs:
             of_obs = torch.empty(count, CHANNELS, SIZE, SIZE, device=device)
             kernels.launch("encoder_pixels", (count, 3), 256, 51200, flowing, packed, of_obs)
-            of_obs = of_obs.to(ctx.kind)
+            of_obs = of_obs[:, : ctx.packed.channels].to(ctx.kind)
         if for_weights:
             size = OTHER_WEIGHTS + FIRST_WEIGHTS + BIASES
             sums, _, last = ctx.packed.uses.take_turn(lambda: torch.zeros(size, device=device))
             _add_weight_gradients(kernels, pictures, levels, flowing, count, sums)
             ctx.packed.uses.end_turn(device)
-            of_parameters = _weight_gradients(kernels, sums) if last else of_parameters
+            of_parameters = _weight_gradients(kernels, sums, ctx.packed.channels) if last else of_parameters
         return of_obs, None, None, None, *of_parameters
 
 
@@ -165,11 +177,11 @@ def _add_weight_gradients(
     kernels.launch("encoder_first_weights", blocks, 192, 90112, pictures, flowing, first, biases, count)
 
 
-def _weight_gradients(kernels: compiler.Module, sums: Tensor) -> list[Tensor]:
+def _weight_gradients(kernels: compiler.Module, sums: Tensor, channels: int) -> list[Tensor]:
     """The gradients of all weights, then of all biases, in their own layouts."""
     unpacked = torch.empty(FIRST_WEIGHTS + OTHER_WEIGHTS, device=sums.device)
     kernels.launch("encoder_unpack", 132, 256, 0, sums, unpacked)
-    weights = [unpacked[:FIRST_WEIGHTS].view(FILTERS, CHANNELS, 3, 3)]
+    weights = [unpacked[:FIRST_WEIGHTS].view(FILTERS, CHANNELS, 3, 3)[:, :channels]]
     weights += unpacked[FIRST_WEIGHTS:].view(LAYERS - 1, FILTERS, FILTERS, 3, 3).unbind()
     return [*weights, *sums[OTHER_WEIGHTS + FIRST_WEIGHTS :].view(LAYERS, FILTERS).unbind()]
 

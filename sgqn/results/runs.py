@@ -315,8 +315,9 @@ def _evaluation(task: str, line: dict[str, Any]) -> RunEvaluation:
     if line["task"] != task or not returns:
         raise ValueError
     names = [str(line[name]) for name in ("shift", "renderer", "backgrounds")]
+    solved = tuple(bool(value) for value in line["successes"]) if "successes" in line else None
     made_with = (int(line["seed"]), names[1], names[2])
-    return RunEvaluation(task, names[0], *made_with, returns, int(line["step"]), _weights(line))
+    return RunEvaluation(task, names[0], *made_with, returns, int(line["step"]), _weights(line), successes=solved)
 
 
 def _saliency(task: str, line: dict[str, Any]) -> RunSaliency:

@@ -40,6 +40,7 @@ def play(env: PixelEnv, seed: int) -> list[tuple[np.ndarray, float]]:
         assert info["backgrounds"] == env.metadata["backgrounds"]
     assert truncated == (len(steps) == env.task.episode_steps + 1)
     assert truncated or env.task.family.name != "suite"
+    assert isinstance(info.get("success", False), bool)
     with pytest.raises(sgqn.SgqnError, match="reset"):
         env.step(env.action_space.sample())
     assert np.array_equal(env.render(), obs[-3:].transpose(1, 2, 0))

@@ -91,6 +91,10 @@ class Family:
         """
         return ("gl", "warp")
 
+    def missing(self) -> str | None:
+        """What the family's tasks need and this machine lacks, and how to get it, in one line; None if nothing."""
+        return None
+
     def shift(self, task: str, name: str) -> Shift:
         """The shift called `name`."""
         from sgqn.envs.shifts import Shift

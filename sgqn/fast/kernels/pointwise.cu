@@ -703,6 +703,12 @@ DEVICE void logits_backward_of(const bf16* d_logits, uint4* d_windows, float* d_
   __syncthreads();
   for (int k = threadIdx.x; k < C; k += blockDim.x) atomicAdd(d_bias + k, shared[k]);
 }
+KERNEL logits_backward_3(const bf16* d_logits, uint4* d_windows, float* d_bias, long count, long size) {
+  logits_backward_of<3, 16>(d_logits, d_windows, d_bias, count, size);
+}
+KERNEL logits_backward_6(const bf16* d_logits, uint4* d_windows, float* d_bias, long count, long size) {
+  logits_backward_of<6, 24>(d_logits, d_windows, d_bias, count, size);
+}
 KERNEL logits_backward_9(const bf16* d_logits, uint4* d_windows, float* d_bias, long count, long size) {
   logits_backward_of<9, 40>(d_logits, d_windows, d_bias, count, size);
 }

@@ -1,9 +1,9 @@
-"""Update docs/results.md and its images from the runs in results/.
+"""Update the tables of results.md, results-details.md and pretrained.md, and their images, from the runs in results/.
 
     python docs/make_results.py            # the tables, the curves, and a sheet of observations and masks
     python docs/make_results.py --tiny     # the tables and curves only, which takes seconds
 
-The images are those of `sgqn report results` that the page shows.
+The images are those of `sgqn report results` that the pages show.
 """
 
 from __future__ import annotations
@@ -13,20 +13,25 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from sgqn.envs.families import all_shifts
+from sgqn.envs.families import all_shifts, find_task
+from sgqn.pretrained import listing, package
 from sgqn.results.report import report
 from sgqn.results.runs import Run, RunEvaluation, find_runs, rank
-from sgqn.results.tables import Cell, headline, title_of
+from sgqn.results.tables import Cell, ResultRow, headline, orders, returns_of, title_of
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = Path("results")
 """Relative to the repository, because a report names the folders of its runs."""
-PAGE, IMAGES = "results.md", "results"
+IMAGES = "results"
 MARKS = (20_000, 50_000, 100_000, 200_000, 300_000, 400_000, 500_000)
-FAILED = 100
+FAILED = 0.1
+"""Of the highest return: episodes below are counted."""
+PACKED = "int8"
+"""The precision of the agents in the package."""
 LOOKED_AT = ("train", "video_hard")
 MEASURES = {
     "base_rate": "body, share of image",
@@ -39,21 +44,43 @@ BEGIN, END = "<!-- {}: made by docs/make_results.py -->", "<!-- end -->"
 
 
 def scores(runs: list[Run]) -> str:
-    """Mean returns, with the paper's in parentheses."""
+    """Mean returns over seeds, with the paper's in parentheses; one table for tasks with the same shifts."""
     table = headline(runs)
     assert table is not None, "no run with the paper's settings has been evaluated"
-    return _grid(
-        [["task", "agent", *table.columns], *([*row.labels, *map(_compared, row.cells)] for row in table.rows)]
-    )
+    groups: dict[tuple[str, ...], list[ResultRow]] = {}
+    for row in table.rows:
+        groups.setdefault(find_task(row.cells[0].task).test_shifts, []).append(row)
+    grids = []
+    for shifts, rows in groups.items():
+        cells = [{cell.shift: cell for cell in row.cells} for row in rows]
+        lines = [
+            [*row.labels, _seeds(row), *(_compared(of_shift[shift]) if shift in of_shift else "" for shift in shifts)]
+            for row, of_shift in zip(rows, cells, strict=True)
+        ]
+        grids.append(_grid([["task", "agent", "seeds", *shifts], *lines]))
+    return "\n\n".join(grids)
+
+
+def _seeds(row: ResultRow) -> str:
+    counts = sorted({cell.seeds for cell in row.cells if cell.ours})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _compared(cell: Cell) -> str:
-    ours = f"{cell.ours.mean:.0f}" if cell.ours else ""
-    return ours if cell.paper is None else f"{ours} ({cell.paper.mean:.0f} ± {cell.paper.std:.0f})"
+    ours = cell.value_text() if cell.ours else ""
+    return f"{ours} ({cell.paper_text()})" if cell.paper else ours
+
+
+def order(runs: list[Run]) -> str:
+    """The order of the agents where at least two can be compared, and the paper's."""
+    rows = [["shift", "task", "these runs", "paper", "same order"]]
+    for one in orders(runs):
+        rows.append([one.shift, one.task, one.ours_text(), one.paper_text(), one.verdict()])
+    return _grid(rows)
 
 
 def renderers(runs: list[Run]) -> str:
-    """Returns of each run by renderer."""
+    """Returns of each run by renderer, before packing."""
     shifts = [shift for shift in all_shifts() if any(found.shift == shift for run in runs for found in run.evaluations)]
     rows = [["run", "renderer", *shifts]]
     for run in runs:
@@ -66,13 +93,17 @@ def renderers(runs: list[Run]) -> str:
 
 def _counted(run: Run, shift: str, step: int, renderer: str) -> RunEvaluation | None:
     found = [one for one in run.evaluations if (one.shift, one.step, one.renderer) == (shift, step, renderer)]
+    found = [one for one in found if one.weights != PACKED]
     return max(reversed(found), key=rank, default=None)
 
 
 def _score(found: RunEvaluation | None) -> str:
     if found is None:
         return ""
-    failed = sum(value < FAILED for value in found.returns)
+    bounds = returns_of(found.task)
+    if bounds is None:
+        return f"{found.mean:.1f} ± {found.std:.1f}"
+    failed = sum(value < FAILED * bounds[1] for value in found.returns)
     return f"{found.mean:.0f} ± {found.std:.0f}" + (f" ({failed})" if failed else "")
 
 
@@ -101,7 +132,34 @@ def saliency(runs: list[Run]) -> str:
     return _grid(rows)
 
 
-TABLES = (scores, renderers, training, saliency)
+def packaged(runs: list[Run]) -> str:
+    """The agents in the package: returns before packing, with those of the packed weights in parentheses."""
+    entries = listing.entries()
+    shifts = list(dict.fromkeys(shift for entry in entries for shift in find_task(entry["task"]).test_shifts))
+    rows = [["name", "steps, seed", *shifts, "size"]]
+    for entry in entries:
+        cells = (_with_packed(entry["returns"], shift) for shift in shifts)
+        size = f"{entry['bytes'] / 1e6:.1f} MB"
+        rows.append([f"`{entry['name']}`", f"{entry['steps']:,}, {entry['seed']}", *cells, size])
+    return _grid(rows)
+
+
+def _with_packed(returns: list[dict[str, Any]], shift: str) -> str:
+    found = {
+        line.get("weights", package.PRECISIONS[0]): f"{line['mean']:.0f}"
+        for line in returns
+        if (line["shift"], line["renderer"]) == (shift, "gl")
+    }
+    before = next((found[name] for name in package.PRECISIONS if name in found and name != PACKED), "")
+    return f"{before} ({found[PACKED]})" if PACKED in found else before
+
+
+PAGES: dict[str, tuple[Callable[[list[Run]], str], ...]] = {
+    "results.md": (scores, order, training),
+    "results-details.md": (renderers, saliency),
+    "pretrained.md": (packaged,),
+}
+"""The tables of each page."""
 
 
 def _name(run: Run) -> str:
@@ -113,9 +171,10 @@ def _grid(rows: list[list[str]]) -> str:
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *body])
 
 
-def page(text: str, runs: list[Run]) -> str:
-    """The page with updated tables."""
-    for table in TABLES:
+def page(name: str, runs: list[Run]) -> str:
+    """The text of a page with updated tables."""
+    text = (DOCS / name).read_text()
+    for table in PAGES[name]:
         mark = BEGIN.format(table.__name__)
         before, rest = text.split(mark)
         _, after = rest.split(END, maxsplit=1)
@@ -137,15 +196,17 @@ def draw(names: Iterable[str], out: Path) -> None:
 
 def main(tiny: bool, out: Path) -> None:
     os.chdir(DOCS.parent)
-    text = page((DOCS / PAGE).read_text(), find_runs(RESULTS).runs)
-    shown = re.findall(rf"\({IMAGES}/([\w.-]+)\)", text)
+    runs = find_runs(RESULTS).runs
+    texts = {name: page(name, runs) for name in PAGES}
+    shown = [name for text in texts.values() for name in re.findall(rf"\({IMAGES}/([\w.-]+)\)", text)]
     draw([name for name in shown if name.endswith(".svg") or not tiny], out / IMAGES)
-    (out / PAGE).write_text(text)
+    for name, text in texts.items():
+        (out / name).write_text(text)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="skip images for which an agent has to play episodes")
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder of results.md (default: docs)")
+    parser.add_argument("--out", type=Path, default=DOCS, help="folder of the pages (default: docs)")
     options = parser.parse_args()
     main(options.tiny, options.out.resolve())

@@ -183,7 +183,7 @@ def record(
     reports agent steps.
     """
     _check(episodes, seed)
-    agent, config, step, home = loading.load(path, device)
+    agent, config, step, home, precision = loading.load(path, device)
     shifts = find_task(config.task).test_shifts if shifts is None else shifts
     if not shifts:
         raise InvalidValueError("name at least one shift")
@@ -202,7 +202,8 @@ def record(
         start = time.monotonic()
         result = evaluate(agent, config.task, shift, episodes, seed, renderer, on_step=say)
         seconds = round(time.monotonic() - start, 1)
-        lines.append({"step": step, **result.to_dict(), "seconds": seconds, "versions": versions()})
+        made_with = {"weights": precision, "seconds": seconds, "versions": versions()}
+        lines.append({"step": step, **result.to_dict(), **made_with})
         if home is not None:
             run_folder.append_line(home / run_folder.EVALUATIONS, lines[-1])
     return lines

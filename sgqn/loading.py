@@ -14,6 +14,9 @@ from sgqn.errors import DataError
 from sgqn.pretrained import package
 from sgqn.restore import restore_agent
 
+AS_TRAINED = package.PRECISIONS[0]
+"""The precision of weights that were not packed."""
+
 
 def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
     """Load a trained agent, ready to act.
@@ -48,6 +51,8 @@ class Trained(NamedTuple):
     step: int
     run: Path | None
     """The run's folder, where results are kept; None for an exported agent."""
+    precision: str
+    """One of `package.PRECISIONS`: how the weights were stored."""
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
@@ -55,7 +60,8 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
     exported = pretrained.find(path)
     if exported is not None:
         packed = package.read(exported)
-        return Trained(packed.build(device), packed.config, packed.step, None)
+        return Trained(packed.build(device), packed.config, packed.step, None, packed.precision)
     folder = checkpoint.find(path)
     home = folder.parent.parent
-    return Trained(load_agent(folder, device), run_folder.read_config(home), checkpoint.step_of(folder), home)
+    agent, config = load_agent(folder, device), run_folder.read_config(home)
+    return Trained(agent, config, checkpoint.step_of(folder), home, AS_TRAINED)

@@ -210,8 +210,8 @@ def test_the_model_card(packaged: Path) -> None:
     text = (packaged / package.CARD).read_text()
     assert text.startswith("# sgqn on cartpole-swingup\n")
     assert "24 agent steps, seed 0" in text
-    assert "| train | 150 ± 50 | 2 | gl | none | 24 |" in text
-    assert "| video_hard | 2 ± 0 | 2 | gl | generated | 12 |" in text
+    assert "| train | 150 ± 50 | 2 | gl | none | single | 24 |" in text
+    assert "| video_hard | 2 ± 0 | 2 | gl | generated | single | 12 |" in text
     assert "999" not in text
     for words in ("not the benchmark's", "overlay images: generated", "MIT", "float16", "sgqn.load_agent"):
         assert words in text, words
@@ -233,6 +233,71 @@ def test_the_card_s_command_repeats_the_run(
 def test_a_run_by_the_paper_has_a_short_command() -> None:
     config = dataclasses.replace(preset("paper", "walker-walk", "svea"), seed=3, action_repeat=4)
     assert card.command(config) == "sgqn train --task walker-walk --agent svea --seed 3"
+
+
+# Packing an exported agent again
+
+
+def test_an_exported_agent_can_be_packed_in_fewer_bits(
+    trained: dict[str, Path], packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "LARGE", 64)
+    made = export(packaged, tmp_path / "small", "int8")
+    before, after = package.read(packaged), package.read(tmp_path / "small")
+    assert (after.config, after.spec, after.step) == (before.config, before.spec, before.step)
+    assert after.about["packed_from"] == {"precision": "half", "check": before.about["check"]}
+    for name in ("returns", "curve", "pictures", "machine", "versions"):
+        assert after.about[name] == before.about[name], name
+    # The same bits as if the rounded weights had been packed at once.
+    at_once = package.pack(package.unpacked(before.weights), "int8")
+    assert all(torch.equal(tensor, at_once[name]) for name, tensor in after.weights.items())
+    assert after.weights.keys() == at_once.keys()
+    assert made.check["mean"] > before.about["check"]["mean"]
+    text = (tmp_path / "small" / package.CARD).read_text()
+    assert f"{made.check['mean']:.1g} on average" in text
+    assert f"{before.about['check']['mean']:.1g} on average" in text
+
+
+def test_packing_again_in_the_same_precision_changes_no_weight(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "compare", None)  # nothing to compare
+    export(packaged, tmp_path / "copy")
+    assert snapshot(tmp_path / "copy") == snapshot(packaged)
+
+
+def test_records_come_from_the_kept_runs(trained: dict[str, Path], packaged: Path, tmp_path: Path) -> None:
+    own, other, foreign = (tmp_path / "kept" / name for name in "abc")
+    for folder, seed in ((own, 0), (other, 1)):
+        shutil.copytree(trained["sgqn"], folder, ignore=shutil.ignore_patterns("checkpoints", "events*"))
+        config = json.loads((folder / run_folder.CONFIG).read_text())
+        (folder / run_folder.CONFIG).write_text(json.dumps({**config, "seed": seed}))
+        (folder / run_folder.METRICS).unlink()
+        for step in range(1, 21):
+            line = {"step": step, "seconds": 1.0, "episode/return": 10.0 * step + seed}
+            run_folder.append_line(folder / run_folder.METRICS, line)
+    shutil.copytree(trained["sac"], foreign)
+    line = {"task": "cartpole-swingup", "seed": 0, "step": 24, "shift": "color_hard", "renderer": "gl"}
+    line |= {"backgrounds": "none", "returns": [5.0], "weights": "int8"}
+    run_folder.append_line(own / run_folder.EVALUATIONS, line)
+
+    export(packaged, tmp_path / "out", runs=tmp_path / "kept")
+    about = package.read(tmp_path / "out").about
+    assert about["chosen_from"] == [
+        {"seed": 0, "steps": 20, "training_return": 195.0},  # the mean of the steps 19 and 20
+        {"seed": 1, "steps": 20, "training_return": 196.0},
+    ]
+    assert about["curve"][-1] == [20, 200.0]
+    assert [entry["mean"] for entry in about["returns"] if entry["weights"] == "int8"] == [5.0]
+    text = (tmp_path / "out" / package.CARD).read_text()
+    assert "## Selection\n\nNot the best, which is seed 1," in text
+    assert "| 1 | 20 | 196 |" in text
+    assert "| color_hard | 5 ± 0 | 1 | gl | none | int8 | 24 |" in text
+    shutil.rmtree(other)
+    export(tmp_path / "out", tmp_path / "out", runs=tmp_path / "kept")  # in its own place
+    text = (tmp_path / "out" / package.CARD).read_text()
+    assert "The best of the kept seeds" in text
+    assert "| 1 | 20 | 196 |" not in text
 
 
 # Runs kept without their weights
@@ -347,7 +412,7 @@ def test_commands_take_it_and_leave_it_as_it_is(
     assert main(["evaluate", name, "--shift", "color_easy", "--episodes", "1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)[0]
     played = inspect.play(inspect.Subject.load(trained["sgqn"]), "color_easy")
-    assert result["step"] == 24
+    assert (result["step"], result["weights"]) == (24, "half")
     assert result["returns"] == pytest.approx([played.rewards.sum()], abs=0.5)
 
     sheet = tmp_path / "a.png"
@@ -361,7 +426,8 @@ def test_commands_take_it_and_leave_it_as_it_is(
     nothing = Saliency("", "", 0, "", "", "", 0.9, "", 1, 1, (), {}, {}, {})
     monkeypatch.setattr(looking, "measure", lambda *_, **__: nothing)
     assert main(["saliency", name, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["step"] == 24
+    line = json.loads(capsys.readouterr().out)[0]
+    assert (line["step"], line["weights"]) == (24, "half")
     assert snapshot(packaged) == before
 
 
@@ -374,7 +440,7 @@ def test_export_says_what_it_wrote(
     out = tmp_path / "new" / "agent"
     assert main(["export", str(trained["sgqn"]), "--out", str(out), "--precision", "int8"]) == 0
     said = capsys.readouterr().out
-    assert "differ from the trained agent's by 0.001 on average and 0.002 at most on 40 observations" in said
+    assert "changed actions by 0.001 on average and 0.002 at most on 40 observations" in said
     assert main(["export", str(trained["sac"]), "--out", str(out)]) == 0  # replaces it
     assert json.loads((out / package.ABOUT).read_text())["config"]["agent"] == "sac"
     assert os.listdir(tmp_path / "new") == ["agent"]
@@ -394,7 +460,12 @@ def test_export_refuses(
     good = str(trained["sgqn"])
     assert "no exported agent" in fails(capsys, "export", good, "--out", str(mine))
     assert "not a folder" in fails(capsys, "export", good, "--out", str(mine / "thesis.tex"))
-    assert "exported already" in fails(capsys, "export", str(packaged), "--out", str(tmp_path / "b"))
+    small = tmp_path / "small"
+    export(trained["sgqn"], small, "int8")
+    said = fails(capsys, "export", str(small), "--out", str(tmp_path / "b"), "--precision", "half")
+    assert "has weights in int8: half cannot restore them" in said
+    said = fails(capsys, "export", str(packaged), "--out", str(tmp_path / "b"), "--runs", str(trained["sac"]))
+    assert "has the configuration of" in said
     assert "no such folder" in fails(capsys, "export", str(tmp_path / "none"), "--out", str(tmp_path / "b"))
     assert "--out" in fails(capsys, "export", good)
     kept = shutil.copytree(packaged, tmp_path / "kept")
@@ -433,12 +504,5 @@ def test_the_packages_own_agents_are_whole() -> None:
         assert packed.about["returns"]
         agent = packed.build()
         assert agent.act(np.zeros((9, agent.spec.render_size, agent.spec.render_size), np.uint8)).shape
-        assert (folder / package.CARD).read_text() == card_of(folder)
+        assert (folder / package.CARD).read_text() == card.write(packed)
     assert sum(path.stat().st_size for folder in found.values() for path in folder.iterdir()) <= 40_000_000
-
-
-def card_of(folder: Path) -> str:
-    text = (folder / package.CARD).read_text()
-    for part in ("## Use", "## Returns", "## Training", "## Weights", "## Licence"):
-        assert part in text
-    return text

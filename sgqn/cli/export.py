@@ -10,26 +10,33 @@ from sgqn.cli.command import Flag, Renderer, Run, bars, command
 
 
 @command("export", order=6)
-def export(path: Run, out: Path, precision: Literal["half", "int8"] = "half", renderer: Renderer = "auto") -> None:
+def export(
+    path: Run,
+    out: Path,
+    precision: Literal["half", "int8"] | None = None,
+    runs: Path | None = None,
+    renderer: Renderer = "auto",
+) -> None:
     """Pack a run's agent for sharing: weights in half precision, agent.json, a model card.
 
     `sgqn evaluate`, `explain` and the others take the folder in place of a run. Before anything is written, the packed
-    agent is compared with the trained one, on the observations of that one in two shifts.
+    agent is compared with the given one, on the observations of that one in two shifts.
 
     Args:
-        path: Run (its newest checkpoint) or checkpoint.
+        path: Run (its newest checkpoint), checkpoint or exported agent.
         out: Folder to write; an agent exported there before is replaced.
-        precision: half, or int8: large matrices in 8 bits, half as many bytes.
+        precision: int8 stores large matrices in 8 bits. Default: half, or that of an exported agent.
+        runs: Folder of kept runs: the card gets its records from there and lists the agent's other seeds.
         renderer: Renderer of the comparison.
     """
     from sgqn.export import export as pack
 
     with bars() as report:
-        done = pack(path, out, precision, renderer, report)
+        done = pack(path, out, precision, renderer, report, runs)
     check = done.check
     print(f"{done.folder}: {done.size / 1e6:.1f} MB")
     print(
-        f"actions differ from the trained agent's by {check['mean']:.2g} on average and {check['largest']:.2g} at most "
+        f"packing changed actions by {check['mean']:.2g} on average and {check['largest']:.2g} at most "
         f"on {check['observations']} observations; masks: IoU {check['masks']:.3f}"
     )
 

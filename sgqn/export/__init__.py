@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +19,8 @@ from sgqn.files import write_folder
 from sgqn.inspect import Report, Subject, looks, play
 from sgqn.inspect.measures import binary, mask_iou
 from sgqn.pretrained import package
-from sgqn.pretrained.package import Package, Precision
-from sgqn.results.runs import find_runs
+from sgqn.pretrained.package import PRECISIONS, Package, Precision
+from sgqn.results.runs import Run, RunEvaluation, find_runs, rank
 
 CHECK_STEPS = 100
 """Steps of an episode, in the clean scene and under the hardest shift, on which both agents are compared."""
@@ -34,56 +35,112 @@ class Exported(NamedTuple):
     size: int
     """Bytes of all files."""
     check: dict[str, Any]
-    """On how many observations of which shifts the packed agent was compared; the mean and the largest difference of
-    its actions; the mean IoU of its attribution masks with the trained agent's."""
+    """The comparison of the packed agent with the given one: on how many observations of which shifts; the mean and the
+    largest difference of actions; the mean IoU of attribution masks."""
 
 
 def export(
     path: str | Path,
     out: str | Path,
-    precision: Precision = "half",
+    precision: Precision | None = None,
     renderer: str = "auto",
     report: Report | None = None,
+    runs: str | Path | None = None,
 ) -> Exported:
-    """Pack the agent of a run (its newest checkpoint), or of one checkpoint, into the folder `out`.
+    """Pack the agent of a run (its newest checkpoint) or of one checkpoint, or pack an exported agent again.
 
-    Refused if the packed agent would act otherwise than the trained one, or if `out` holds anything but an exported
+    `precision` is half by default, or that of the exported agent. `runs` is a folder of kept runs: the card gets its
+    records from the agent's own run there, and states which of them the agent was chosen from.
+
+    Refused if the packed agent would act otherwise than the given one, or if `out` holds anything but an exported
     agent, which is replaced.
     """
     out = Path(out)
-    if pretrained.find(path) is not None:
-        raise InvalidValueError(f"{path} is exported already: copy its folder")
     _check_out(out)
-    folder = checkpoint.find(path)
-    state, home = checkpoint.load(folder), folder.parent.parent
-    subject = Subject.load(folder)
-    config = dataclasses.replace(
-        subject.config, action_repeat=find_task(subject.config.task, subject.config.action_repeat).action_repeat
-    )
-    weights = package.pack(state.weights, precision, subject.agent.left_out())
-    bare = Package(config, subject.agent.spec, subject.step, weights, {})
+    folder, subject = pretrained.find(path), Subject.load(path)
+    given = _trained(subject) if folder is None else package.read(folder)
+    if runs is not None:
+        given = dataclasses.replace(given, about=given.about | _records_among(find_runs(runs).runs, given, runs))
+    wanted: Precision = precision or given.about.get("precision", "half")
+    if PRECISIONS.index(wanted) < PRECISIONS.index(subject.precision):
+        raise InvalidValueError(f"{path} has weights in {subject.precision}: {wanted} cannot restore them")
+    packed = given if wanted == subject.precision else _packed(given, subject, wanted, renderer, report)
+    files = packed.files(card.write(packed))
+    write_folder(out, files)
+    return Exported(out, sum(len(content) for content in files.values()), packed.about["check"])
+
+
+def _trained(subject: Subject) -> Package:
+    """The agent of a checkpoint, in single precision, without what only learning needs."""
+    assert subject.folder is not None
+    assert subject.home is not None
+    state, config = checkpoint.load(subject.folder), subject.config
+    config = dataclasses.replace(config, action_repeat=find_task(config.task, config.action_repeat).action_repeat)
+    left_out = subject.agent.left_out()
+    weights = {name: tensor for name, tensor in state.weights.items() if name not in left_out}
+    pictures = (state.state.get("pictures") or {}).get("source", "none")
+    about = {"pictures": pictures, **records(find_runs(subject.home).runs[0], subject.step)}
+    return Package(config, subject.agent.spec, subject.step, weights, about, str(subject.folder))
+
+
+def _packed(given: Package, subject: Subject, precision: Precision, renderer: str, report: Report | None) -> Package:
+    """The agent with weights of less precision, compared with the given one, which `subject` is."""
+    again = given.precision != PRECISIONS[0]
+    weights = package.pack(package.unpacked(given.weights) if again else given.weights, precision)
+    bare = dataclasses.replace(given, weights=weights)
     check = compare(subject, bare.build(), renderer, report)
     if not check["mean"] <= TOLERANCE[precision]:
         raise DataError(
-            f"{path} cannot be packed in {precision}: its actions would differ by {check['mean']:.2g} in the mean, "
-            f"more than {TOLERANCE[precision]:g}" + ("; use --precision half" if precision == "int8" else "")
+            f"{given.origin} cannot be packed in {precision}: its actions would differ by {check['mean']:.2g} in the "
+            f"mean, more than {TOLERANCE[precision]:g}" + ("; use --precision half" if precision == "int8" else "")
         )
-    run = find_runs(home).runs[0]
-    pictures = state.state.get("pictures") or {}
-    about = {
-        "precision": precision,
-        "check": check,
-        "returns": [
-            {**evaluation.to_dict(), "episodes": evaluation.episodes} for evaluation in card.counted(run, bare.step)
-        ],
-        "pictures": run.machine.get("pictures") or pictures.get("source", "none"),
+    about = {**given.about, "precision": precision, "check": check}
+    if again:
+        about["packed_from"] = {name: given.about[name] for name in ("precision", "check")}
+    return dataclasses.replace(bare, about=about)
+
+
+# What the model card says about the run
+
+
+def _records_among(kept: Sequence[Run], given: Package, where: str | Path) -> dict[str, Any]:
+    """The records of the agent's own run, and the runs that it was chosen from."""
+    own = next((run for run in kept if run.is_of(given.config)), None)
+    if own is None:
+        raise InvalidValueError(f"no run in {where} has the configuration of {given.origin}")
+    return {**records(own, given.step), "chosen_from": candidates(kept, own.task, own.agent)}
+
+
+def records(run: Run, step: int) -> dict[str, Any]:
+    """What a run's logs say about its agent after `step` steps."""
+    about: dict[str, Any] = {
+        "returns": [{**evaluation.to_dict(), "episodes": evaluation.episodes} for evaluation in counted(run, step)],
+        "curve": list(card.points(run.curve, step)),
         "machine": run.machine,
         "versions": run.versions,
     }
-    packed = dataclasses.replace(bare, about=about)
-    files = packed.files(card.write(packed, run))
-    write_folder(out, files)
-    return Exported(out, sum(len(content) for content in files.values()), check)
+    if pictures := run.machine.get("pictures"):
+        about["pictures"] = pictures
+    return about
+
+
+def counted(run: Run, step: int) -> list[RunEvaluation]:
+    """The best evaluation of each shift, renderer, source of backgrounds and precision, none later than `step`."""
+    kinds: dict[tuple[str, ...], RunEvaluation] = {}
+    for found in run.evaluations:
+        kind = found.shift, found.renderer, found.backgrounds, found.weights
+        if found.step <= step and (kind not in kinds or rank(found) >= rank(kinds[kind])):
+            kinds[kind] = found
+    return [kinds[kind] for kind in sorted(kinds)]
+
+
+def candidates(kept: Iterable[Run], task: str, agent: str) -> list[dict[str, Any]]:
+    """The kept runs of a task and agent with their training returns, by which the agent to share is chosen."""
+    return [
+        {"seed": run.seed, "steps": run.steps, "training_return": run.training_return}
+        for run in sorted(kept, key=lambda run: run.seed)
+        if (run.task, run.agent) == (task, agent) and run.training_return is not None
+    ]
 
 
 def _check_out(out: Path) -> None:

@@ -7,25 +7,17 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sgqn.agents import AGENTS
 from sgqn.config import TrainConfig, preset
 from sgqn.envs.families import find_task
-from sgqn.pretrained.package import Package
-from sgqn.results.runs import Curve, Run, RunEvaluation, rank
+from sgqn.pretrained.package import PRECISIONS, Package
+from sgqn.results.runs import Curve
 
 POINTS = 10
 """Rows of the training curve."""
 GENERATED = "generated"
-"""What `backgrounds` and `pictures` say where the built-in ones served."""
-
-
-def counted(run: Run, step: int) -> list[RunEvaluation]:
-    """Of each shift, renderer and source of backgrounds the evaluation that counts, none later than `step`."""
-    kinds: dict[tuple[str, ...], RunEvaluation] = {}
-    for found in run.evaluations:
-        kind = found.shift, found.renderer, found.backgrounds
-        if found.step <= step and (kind not in kinds or rank(found) >= rank(kinds[kind])):
-            kinds[kind] = found
-    return sorted(kinds.values(), key=lambda found: (found.shift, found.renderer, found.backgrounds))
+"""What `backgrounds` and `pictures` say where the built-in ones were used."""
+TRAINED = "the trained weights"
 
 
 def command(config: TrainConfig) -> str:
@@ -61,8 +53,8 @@ def _option(name: str, value: Any) -> list[str]:
     return [f"--{flag}", *map(str, values)]
 
 
-def write(package: Package, run: Run) -> str:
-    """The whole card, in Markdown."""
+def write(package: Package) -> str:
+    """The whole card, in Markdown; all it says is in agent.json."""
     config = package.config
     parts = [
         f"# {config.agent} on {config.task}",
@@ -73,7 +65,8 @@ def write(package: Package, run: Run) -> str:
         *_returns(package.about["returns"], package.step),
         "## Training",
         f"    {command(config)}",
-        *_training(package, run),
+        *_training(package),
+        *_selection(package),
         "## Weights",
         *_weights(package),
         "## Licence",
@@ -108,36 +101,38 @@ def _returns(returns: Sequence[dict[str, Any]], step: int) -> Iterator[str]:
     if not returns:
         yield "Not evaluated."
         return
-    rows = ["| shift | return | episodes | renderer | backgrounds | at step |", "|---|---|---|---|---|---|"]
+    names = ("shift", "return", "episodes", "renderer", "backgrounds", "weights", "at step")
+    rows = [f"| {' | '.join(names)} |", "|---|---|---|---|---|---|---|"]
     for line in returns:
         shown = f"{line['mean']:.0f} ± {line['std']:.0f}"
-        cells = (line["shift"], shown, line["episodes"], line["renderer"], line["backgrounds"], f"{line['step']:,}")
-        rows.append(f"| {' | '.join(map(str, cells))} |")
+        made_with = (line["renderer"], line["backgrounds"], line.get("weights", PRECISIONS[0]), f"{line['step']:,}")
+        rows.append(f"| {' | '.join(map(str, (line['shift'], shown, line['episodes'], *made_with)))} |")
     yield "\n".join(rows)
-    yield "Mean and standard deviation over episodes, of the weights in single precision as they were trained."
+    yield "Mean and standard deviation over episodes. Weights: single precision is as trained, others are packed."
     if any(line["backgrounds"] == GENERATED for line in returns):
         yield "Rows with generated backgrounds are not the benchmark's: its clips were not there."
     if any(line["step"] != step for line in returns):
         yield f"Rows of another step than {step:,} are of earlier weights of the same run."
 
 
-def _training(package: Package, run: Run) -> Iterator[str]:
+def _training(package: Package) -> Iterator[str]:
     config, about = package.config, package.about
     facts = {
-        "trained on": ", ".join(run.machine[key] for key in ("device", "precision") if run.machine.get(key)),
+        "trained on": ", ".join(about["machine"][key] for key in ("device", "precision") if about["machine"].get(key)),
         "action repeat": config.action_repeat,
-        "rho": "" if run.rho is None else f"{run.rho:g}",
+        "rho": f"{config.settings.rho:g}" if AGENTS[config.agent].masks else "",
         "overlay images": about["pictures"],
-        "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
     }
+    if package.step < config.steps:
+        yield f"Stopped at step {package.step:,} of {config.steps:,}."
     yield "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
-    points = list(_points(run.curve, package.step))
-    if points:
-        rows = ["| step | return of training episodes |", "|---|---|", *(f"| {s:,} | {r:.0f} |" for s, r in points)]
+    if curve := about.get("curve"):
+        rows = ["| step | return of training episodes |", "|---|---|", *(f"| {s:,} | {r:.0f} |" for s, r in curve)]
         yield "\n".join(rows)
 
 
-def _points(curve: Curve, step: int) -> Iterator[tuple[int, float]]:
+def points(curve: Curve, step: int) -> Iterator[tuple[int, float]]:
     """Evenly spaced points of the learning curve, the last one included."""
     known = [(at, value) for at, value in zip(curve.steps, curve.returns, strict=True) if at <= step]
     count = min(POINTS, len(known))
@@ -145,13 +140,37 @@ def _points(curve: Curve, step: int) -> Iterator[tuple[int, float]]:
         yield known[len(known) * i // count - 1]
 
 
-def _weights(package: Package) -> Iterator[str]:
-    check = package.about["check"]
-    kind = {"half": "float16", "int8": "8 bits with a factor for each row, convolutions in float16"}
+def _selection(package: Package) -> Iterator[str]:
+    """How the agent was chosen, where that is known."""
+    runs = package.about.get("chosen_from")
+    if not runs:
+        return
+    yield "## Selection"
+    best = max(runs, key=lambda run: run["training_return"])["seed"]
+    chosen = "The best" if package.config.seed == best else f"Not the best, which is seed {best},"
     yield (
-        f"Matrices in {kind[package.about['precision']]}, vectors in float32. On {check['observations']} observations "
-        f"of {' and '.join(check['shifts'])} the actions, which range from -1 to 1, differ from those of the trained "
-        f"weights by {check['mean']:.1g} in the mean and {check['largest']:.1g} at most; the attribution masks have an "
-        f"IoU of {check['masks']:.3f} with theirs."
+        f"{chosen} of the kept seeds by training return (mean over the last tenth of the training); test returns were "
+        "not used. The kept runs of this agent on this task:"
     )
+    rows = (f"| {run['seed']} | {run['steps']:,} | {run['training_return']:.0f} |" for run in runs)
+    yield "\n".join(["| seed | steps | training return |", "|---|---|---|", *rows])
+
+
+def _weights(package: Package) -> Iterator[str]:
+    about, check = package.about, package.about["check"]
+    kind = {"half": "float16", "int8": "8 bits with a factor for each row, convolutions in float16"}
+    source = about.get("packed_from")
+    others = f"the weights in {source['precision']} precision that they were packed from" if source else TRAINED
+    yield (
+        f"Matrices in {kind[about['precision']]}, vectors in float32. On {check['observations']} observations of "
+        f"{' and '.join(check['shifts'])} the actions, which range from -1 to 1, differ from those of {others} by "
+        f"{check['mean']:.1g} on average and {check['largest']:.1g} at most; the attribution masks have an IoU of "
+        f"{check['masks']:.3f} with theirs."
+    )
+    if source:
+        before = source["check"]
+        yield (
+            f"Actions of the weights in {source['precision']} precision differ from those of {TRAINED} by "
+            f"{before['mean']:.1g} on average and {before['largest']:.1g} at most (IoU {before['masks']:.3f})."
+        )
     yield "Left out, and replaced by copies when loaded: target networks, and the second critic if nothing reads it."

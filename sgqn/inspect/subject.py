@@ -22,13 +22,15 @@ class Subject:
     """Where its weights come from: a checkpoint or an exported agent."""
     home: Path | None = None
     """The run's folder, where results are kept; None for an exported agent."""
+    precision: str = loading.AS_TRAINED
+    """How the weights were stored."""
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> Subject:
         """Load anything that `sgqn.load_agent` takes: a run, a checkpoint, an exported agent, a pretrained name."""
         folder = loading.find(path)
         trained = loading.load(folder, device)
-        return cls(trained.agent, trained.config, trained.step, folder, trained.run)
+        return cls(trained.agent, trained.config, trained.step, folder, trained.run, trained.precision)
 
     @property
     def name(self) -> str:

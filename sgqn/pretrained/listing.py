@@ -60,5 +60,11 @@ def _shown(returns: list[dict[str, Any]], shift: str) -> str:
     lines = [line for line in returns if line["shift"] == shift]
     if not lines:
         return ""
-    best = max(lines, key=lambda line: (line["step"], line["episodes"], line["renderer"] == "gl"))
+    best = max(lines, key=_rank)
     return f"{best['mean']:.0f}{'*' if best['backgrounds'] == 'generated' else ''}"
+
+
+def _rank(line: dict[str, Any]) -> tuple[int, int, int, bool]:
+    """The newest and most precise weights, the most episodes, OpenGL."""
+    rounding = package.PRECISIONS.index(line.get("weights", package.PRECISIONS[0]))
+    return line["step"], -rounding, line["episodes"], line["renderer"] == "gl"

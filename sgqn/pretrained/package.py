@@ -1,7 +1,8 @@
 """An agent packed for sharing: the weights that it needs to act and to be looked into, in half precision or 8 bits.
 
     weights.safetensors    names as in the module; where a matrix is 8-bit, NAME.scale has the factor of each row
-    agent.json             configuration, shapes, step, versions, returns; SHA-256 of the weights and of itself
+    agent.json             configuration, shapes, step, versions, returns, learning curve; SHA-256 of the weights and of
+                           itself
     README.md              the model card
 
 What only learning needs is left out: target networks, optimizers, SODA's projections, and the second critic unless the
@@ -17,7 +18,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import safetensors.torch
 import torch
@@ -33,6 +34,8 @@ FORMAT = 1
 WEIGHTS, ABOUT, CARD = "weights.safetensors", "agent.json", "README.md"
 
 Precision = Literal["half", "int8"]
+PRECISIONS = ("single", *get_args(Precision))
+"""From the weights as they were trained to the smallest."""
 LARGE = 1 << 16
 """From how many numbers on a matrix is stored in 8 bits, where that is asked for."""
 SCALE = ".scale"
@@ -49,6 +52,11 @@ class Package:
     about: dict[str, Any]
     """The rest of agent.json: precision, versions, returns ..."""
     origin: str = "the package"
+
+    @property
+    def precision(self) -> str:
+        """How the weights are stored: one of `PRECISIONS`, single before they are packed."""
+        return str(self.about.get("precision", PRECISIONS[0]))
 
     def build(self, device: str | torch.device = "cpu") -> Agent:
         """The agent, in single precision, ready to act."""

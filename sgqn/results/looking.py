@@ -133,7 +133,7 @@ def record(
                 num_workers=0 if episodes <= 2 else None,
                 on_step=say,
             )
-            line = {"step": subject.step, **found.to_dict(), "versions": versions()}
+            line = {"step": subject.step, **found.to_dict(), "weights": subject.precision, "versions": versions()}
             if subject.home is not None:
                 run_folder.append_line(subject.home / run_folder.SALIENCY, line)
             lines.append(line)

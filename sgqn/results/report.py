@@ -38,6 +38,7 @@ from sgqn.results.tables import (
     agents_of,
     headline,
     left_out,
+    orders,
     shifts_of,
     tables,
     tasks_of,
@@ -51,7 +52,7 @@ PAGE, MARKDOWN, MARKER = "index.html", "report.md", "report.json"
 MADE_BY = "sgqn report"
 FEW = 12
 """Tasks and agents that the summary lists one by one; of more it has an overview."""
-BEYOND = ("interquartile_mean", "gap")
+BEYOND = ("interquartile_mean", "improvement", "gap")
 """Tables that the paper has no counterpart of."""
 
 _OURS = re.compile(r"(?:(?:pictures|tables)/[a-z0-9_-]+\.(?:png|svg|csv))|index\.html|report\.md")
@@ -314,6 +315,9 @@ def _beside_the_paper(made: list[ResultTable]) -> Iterator[Part]:
 
 def _statistics(runs: list[Run], made: list[ResultTable]) -> Iterator[Part]:
     found = {table.name: table for table in made}
+    if "improvement" in found:
+        yield Scores(found["improvement"], to_csv(found["improvement"]))
+        yield from _orders(runs)
     if "interquartile_mean" not in found:
         yield Paragraph("No run with the paper's settings has been evaluated yet.")
         return
@@ -325,6 +329,13 @@ def _statistics(runs: list[Run], made: list[ResultTable]) -> Iterator[Part]:
     yield Figure("profiles", "Performance profiles", caption, tuple(profile_charts(runs)))
     if "gap" in found:
         yield Scores(found["gap"], to_csv(found["gap"]))
+
+
+def _orders(runs: list[Run]) -> Iterator[Part]:
+    """The agents of each task, best first, in these runs and in the paper."""
+    rows = [(order.shift, order.task, order.ours_text(), order.paper_text(), order.verdict()) for order in orders(runs)]
+    if rows:
+        yield Grid(("shift", "task", "these runs", "the paper", "same order"), tuple(rows), title="Order of the agents")
 
 
 def _curves(runs: list[Run]) -> Iterator[Part]:

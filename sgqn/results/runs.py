@@ -34,6 +34,8 @@ class RunEvaluation(Evaluation):
     """An evaluation of a run's agent as it was after `step` training steps."""
 
     step: int
+    weights: str = package.PRECISIONS[0]
+    """Their precision: that of the run, or of an agent that was exported from it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class RunSaliency(Saliency):
     """Where a run's agent looked after `step` training steps."""
 
     step: int
+    weights: str = package.PRECISIONS[0]
 
     @property
     def kind(self) -> tuple[str, str, float, str]:
@@ -116,8 +119,17 @@ class Run:
             config = TrainConfig.from_dict(about["config"])
         except SgqnError:
             return folder  # whoever loads it hears what is wrong
-        own = dataclasses.replace(self.config, action_repeat=self.action_repeat)
-        return folder if config == own and about["step"] >= self.steps else None
+        return folder if self.is_of(config) and about["step"] >= self.steps else None
+
+    def is_of(self, config: TrainConfig) -> bool:
+        """Whether an exported agent's configuration, which states the action repeat, is this run's."""
+        return config == dataclasses.replace(self.config, action_repeat=self.action_repeat)
+
+    @property
+    def training_return(self) -> float | None:
+        """Mean return of the episodes in the last tenth of the training; None before the first episode has ended."""
+        last = [value for at, value in zip(self.curve.steps, self.curve.returns, strict=True) if at > 0.9 * self.steps]
+        return sum(last) / len(last) if last else None
 
     @cached_property
     def other_settings(self) -> tuple[str, ...]:
@@ -130,7 +142,10 @@ class Run:
         )
 
     def evaluation(self, shift: str) -> RunEvaluation | None:
-        """The one that counts: of the newest step that with the most episodes; then OpenGL's, then the latest."""
+        """The one that counts: of the newest step, of the most precise weights, that with the most episodes.
+
+        Then OpenGL's, then the latest.
+        """
         found = [evaluation for evaluation in self.evaluations if evaluation.shift == shift]
         return max(reversed(found), key=rank, default=None)
 
@@ -189,7 +204,7 @@ def own_rho(task: str) -> float:
 
 def by_seed(runs: Iterable[Run], task: str, agent: str, shift: str) -> dict[int, Run]:
     """Seed -> run, of those evaluated in the shift; of two with one seed the one evaluated later, as in a run."""
-    found: dict[int, tuple[tuple[int, int, bool], Run]] = {}
+    found: dict[int, tuple[tuple[int, int, int, bool], Run]] = {}
     for run in runs:
         evaluation = run.evaluation(shift) if (run.task, run.agent) == (task, agent) else None
         if evaluation is not None and (run.seed not in found or rank(evaluation) > found[run.seed][0]):
@@ -212,9 +227,10 @@ def scores(runs: Iterable[Run], shift: str) -> dict[str, dict[str, dict[int, flo
 # ---------------------------------------------------------------- reading
 
 
-def rank(evaluation: RunEvaluation | RunSaliency) -> tuple[int, int, bool]:
-    """Which of two counts: of the newest step that with the most episodes, then OpenGL's."""
-    return evaluation.step, evaluation.episodes, evaluation.renderer == "gl"
+def rank(evaluation: RunEvaluation | RunSaliency) -> tuple[int, int, int, bool]:
+    """Which of two counts: the newest step, the most precise weights, the most episodes, then OpenGL."""
+    rounding = package.PRECISIONS.index(evaluation.weights)
+    return evaluation.step, -rounding, evaluation.episodes, evaluation.renderer == "gl"
 
 
 def _folders(path: Path, warnings: list[str]) -> Iterator[Path]:
@@ -300,8 +316,8 @@ def _evaluation(task: str, line: dict[str, Any]) -> RunEvaluation:
         raise ValueError
     names = [str(line[name]) for name in ("shift", "renderer", "backgrounds")]
     solved = tuple(bool(value) for value in line["successes"]) if "successes" in line else None
-    seed, step = int(line["seed"]), int(line["step"])
-    return RunEvaluation(task, names[0], seed, names[1], names[2], returns, step, successes=solved)
+    made_with = (int(line["seed"]), names[1], names[2])
+    return RunEvaluation(task, names[0], *made_with, returns, int(line["step"]), _weights(line), successes=solved)
 
 
 def _saliency(task: str, line: dict[str, Any]) -> RunSaliency:
@@ -317,7 +333,15 @@ def _saliency(task: str, line: dict[str, Any]) -> RunSaliency:
     returns = tuple(_finite(value) for value in line["returns"])
     rho, every, frames = _finite(line["rho"]), int(line["every"]), int(line["frames"])
     made_with = (int(line["seed"]), renderer, backgrounds, method, rho, fill, every, frames)
-    return RunSaliency(task, shift, *made_with, returns, means, errors, curves, int(line["step"]))
+    return RunSaliency(task, shift, *made_with, returns, means, errors, curves, int(line["step"]), _weights(line))
+
+
+def _weights(line: dict[str, Any]) -> str:
+    """Logs of earlier versions have evaluations of the trained weights only."""
+    precision = str(line.get("weights", package.PRECISIONS[0]))
+    if precision not in package.PRECISIONS:
+        raise ValueError
+    return precision
 
 
 def _or_nan(value: Any) -> float:

@@ -1,8 +1,9 @@
 """Statistics over runs: what the paper prints, and what few runs can really tell.
 
-Interquartile means, stratified bootstrap intervals and performance profiles follow Agarwal et al., "Deep Reinforcement
-Learning at the Edge of the Statistical Precipice" (2021). A run is one trained agent, its score the mean return of its
-episodes. Every interval comes from resampling runs, with replacement, within each task; tasks are never resampled.
+Interquartile means, stratified bootstrap intervals, performance profiles and probabilities of improvement follow
+Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021). A run is one trained
+agent, its score the mean return of its episodes. Every interval comes from resampling runs, with replacement, within
+each task; tasks are never resampled.
 """
 
 from __future__ import annotations
@@ -128,6 +129,33 @@ def performance_profile(
         resampled += times_drawn @ above / (runs.size * len(tasks))
     low, high = _percentiles(resampled, confidence)
     return Profile(thresholds, share, low, high)
+
+
+def improvement_probability(
+    scores: Scores,
+    others: Scores,
+    *,
+    seed: Seed = 0,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """Probability that a run of one agent scores higher than a run of another, mean over the tasks that both have.
+
+    In a task it is the share of pairs of runs that the first agent wins, a tie counting half (the Mann-Whitney
+    statistic). The bootstrap resamples the runs of both agents.
+    """
+    shared = [task for task in scores if task in others]
+    if not shared:
+        raise InvalidValueError("no task has scores of both agents")
+    ours, theirs = ([_values(of[task], task) for task in shared] for of in (scores, others))
+    generator = np.random.default_rng(seed)
+    draws = [_draws(tasks, generator, resamples) for tasks in (ours, theirs)]
+    value, resampled = 0.0, np.zeros(resamples)
+    for x, y, drawn_x, drawn_y in zip(ours, theirs, *draws, strict=True):
+        wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)  # (our runs, their runs)
+        value += wins.mean() / len(shared)
+        resampled += wins[drawn_x[:, :, None], drawn_y[:, None, :]].mean(axis=(1, 2)) / len(shared)
+    return _interval(value, resampled, confidence)
 
 
 def generalization_gap(

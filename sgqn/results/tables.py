@@ -14,13 +14,22 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from sgqn.envs.families import all_shifts, find_task
+from sgqn.pretrained.package import PRECISIONS
 from sgqn.results import paper
 from sgqn.results.paper import AVERAGE, Score
 from sgqn.results.runs import Run, RunEvaluation, RunSaliency, by_seed, own_rho, with_settings
-from sgqn.results.statistics import Interval, bootstrap_interval, generalization_gap, summarize
+from sgqn.results.statistics import (
+    Interval,
+    bootstrap_interval,
+    generalization_gap,
+    improvement_probability,
+    summarize,
+)
 from sgqn.results.text import in_markdown
 
 NO_RUN = "no run"
@@ -34,6 +43,8 @@ ALL = "all"
 """Stands for the task or the shift in a cell about all of them."""
 OF_ALL = "(All numbers of ours.)"
 """After a footnote that has no mark in the table."""
+OTHERS = "all others"
+"""The column with the mean over the other agents."""
 MARGIN = "Δ"
 """The column with SGQN's distance from the best other agent."""
 
@@ -47,12 +58,13 @@ TITLES = {
     "hours": "Hours per run",
     "other": "Not in the paper",
     "interquartile_mean": "Interquartile mean over tasks",
+    "improvement": "Ranking and probability of improvement",
     "gap": "Generalisation gap",
 }
 """Every table of returns and times that there can be, in order."""
 MORE_TITLES = {"headline": "At a glance", "saliency": "Saliency against the simulator's truth"}
 
-_WITHOUT_NUMBER = {"relative gap": UNDEFINED, "saliency": NO_ANSWER}
+_WITHOUT_NUMBER = {"relative gap": UNDEFINED, "saliency": NO_ANSWER, "improvement": NO_ANSWER}
 _CLIPS = re.compile(r"(\d+) of (\d+) clips")
 
 CSV_COLUMNS = (
@@ -100,7 +112,7 @@ class Cell:
     agent: str
     column: str
     quantity: str = "score"
-    """score, margin, hours, steps, interquartile mean, gap, relative gap or saliency."""
+    """score, margin, hours, steps, interquartile mean, improvement, gap, relative gap or saliency."""
     ours: Value | None = None
     paper: Score | None = None
     percent: float | None = None
@@ -144,7 +156,8 @@ class Cell:
     def value_text(self) -> str:
         """Our number alone, or why there is none."""
         if self.ours is None:
-            return NO_RUN if not self.samples else _WITHOUT_NUMBER.get(self.quantity, INCOMPLETE)
+            text = _WITHOUT_NUMBER.get(self.quantity, INCOMPLETE)
+            return text if self.samples or self.quantity == "improvement" else NO_RUN
         text = _number(self.ours.mean, self.digits, signed=self.quantity == "margin")
         spread = self.ours.std if self.ours.error is None else self.ours.error
         if spread is not None:
@@ -156,6 +169,8 @@ class Cell:
     def count_text(self) -> str:
         """How many runs our number is of; empty where that is said elsewhere, or there is none."""
         if self.ours is None or self.quantity in ("steps", "saliency"):
+            return ""
+        if self.quantity == "improvement" and self.column != OTHERS:  # the first column says it
             return ""
         if self.task == ALL:
             return f"{_count(self.tasks, 'task')}, {_count(self.runs, 'run')}"
@@ -217,7 +232,7 @@ def tables(runs: Iterable[Run]) -> list[ResultTable]:
     own = with_settings(runs)
     papers = [_paper_table(table, runs) for table in paper.tables()]
     used = {of_run for table in papers for of_run in _evaluated(table.cells)}
-    found = [*papers, _hours(own), _other(runs, used), _interquartile_means(own), _gaps(own)]
+    found = [*papers, _hours(own), _other(runs, used), _interquartile_means(own), _improvements(own), _gaps(own)]
     return [with_footnotes(table) for table in found if any(cell.ours for cell in table.cells)]
 
 
@@ -452,6 +467,94 @@ def _interquartile_means(runs: list[Run]) -> ResultTable:
     return ResultTable("interquartile_mean", caption, ("agent",), shifts, tuple(rows))
 
 
+def _improvements(runs: list[Run]) -> ResultTable:
+    """Every pair of agents in every shift; the agents ranked by their mean over the others."""
+    agents = agents_of(runs)
+    rows = []
+    for shift in shifts_of(runs):
+        found = {agent: _improvement_cells(runs, agent, agents, shift) for agent in agents}
+        means = {agent: cells[0].ours.mean for agent, cells in found.items() if cells[0].ours}
+        for agent in sorted(means, key=lambda agent: -means[agent]):
+            place = 1 + sum(other > means[agent] for other in means.values())
+            rows.append(ResultRow((shift, str(place), title_of(agent)), tuple(found[agent])))
+    caption = (
+        "Probability that a run of the agent scores higher than a run of the agent in the column, mean over the tasks "
+        "that both have, with the 95 % interval of a bootstrap stratified by task. Agents are ranked by the mean over "
+        "all others; below 0.5, the other agent is better."
+    )
+    columns = (OTHERS, *map(title_of, agents))
+    return ResultTable("improvement", caption, ("shift", "rank", "agent"), columns, tuple(rows))
+
+
+def _improvement_cells(runs: list[Run], agent: str, agents: list[str], shift: str) -> list[Cell]:
+    """The mean over the others, then each agent."""
+    cells = [_improvement(runs, agent, other, shift) for other in agents]
+    against = [cell for cell in cells if cell.ours]
+    mean = Value(summarize([cell.ours.mean for cell in against if cell.ours]).mean) if against else None
+    own = {sample.run.path: sample for cell in against for sample in cell.samples if sample.run.agent == agent}
+    return [Cell(ALL, shift, agent, OTHERS, "improvement", mean, samples=tuple(own.values()), digits=2), *cells]
+
+
+def _improvement(runs: list[Run], agent: str, other: str, shift: str) -> Cell:
+    of_agents: list[dict[str, list[float]]] = [{}, {}]
+    samples: list[Sample] = []
+    for task in tasks_of(runs) if agent != other else ():
+        both = [_samples(runs, task, shift, name) for name in (agent, other)]
+        if all(both):
+            for scores, found in zip(of_agents, both, strict=True):
+                scores[task] = _means(found)
+                samples += found
+    ours = None
+    if samples:
+        ours = _value(improvement_probability(*of_agents), any(map(_several_runs, of_agents)))
+    return Cell(ALL, shift, agent, other, "improvement", ours, samples=tuple(samples), digits=2)
+
+
+class Order(NamedTuple):
+    """Agents with a score of ours and of the paper in one task and shift, best first by ours."""
+
+    task: str
+    shift: str
+    agents: tuple[str, ...]
+    ours: tuple[float, ...]
+    papers: tuple[Score, ...]
+
+    def verdict(self) -> str:
+        """Whether this is the paper's order, or differs only where the paper's deviation exceeds the difference."""
+        reversed_ = [(a, b) for i, a in enumerate(self.papers) for b in self.papers[i + 1 :] if b.mean > a.mean]
+        if not reversed_:
+            return "yes"
+        close = all(b.mean - a.mean <= max(a.std or 0, b.std or 0) for a, b in reversed_)
+        return "within the paper's deviation" if close else "no"
+
+    def ours_text(self) -> str:
+        return self._text(self.ours)
+
+    def paper_text(self) -> str:
+        return self._text([score.mean for score in self.papers])
+
+    def _text(self, scores: Sequence[float]) -> str:
+        named = sorted(zip(scores, self.agents, strict=True), key=lambda pair: -pair[0])
+        texts = [f"{title_of(agent)} {_number(value, _digits(self.task))}" for value, agent in named]
+        signs = [" > " if before[0] > after[0] else " = " for before, after in pairwise(named)]
+        return "".join(text + sign for text, sign in zip(texts, [*signs, ""], strict=True))
+
+
+def orders(runs: Iterable[Run]) -> list[Order]:
+    """How the agents of each shift and task compare, where at least two have scores of ours and of the paper."""
+    table = headline(runs)
+    known: dict[tuple[str, str], list[tuple[float, Score, str]]] = {}
+    for cell in table.cells if table else ():
+        if cell.ours and cell.paper:
+            known.setdefault((cell.shift, cell.task), []).append((cell.ours.mean, cell.paper, cell.agent))
+    found = []
+    for (shift, task), scores in sorted(known.items(), key=lambda item: shift_order(item[0][0])):
+        if len(scores) > 1:
+            ours, papers, agents = zip(*sorted(scores, key=lambda score: -score[0]), strict=True)
+            found.append(Order(task, shift, agents, ours, papers))
+    return found
+
+
 def _gaps(runs: list[Run]) -> ResultTable:
     runs = comparable(runs)
     training = {find_task(task).shifts[0] for task in tasks_of(runs)}
@@ -584,11 +687,15 @@ def _notes(table: ResultTable, cell: Cell) -> Iterator[tuple[str, int | str | No
             yield f"Fewer steps than the paper's {paper_steps:,}", sample.step
     if cell.quantity not in ("hours", "steps", "saliency") and cell.seeds < paper.RUNS:
         yield f"Fewer seeds than the paper's {paper.RUNS}", None
+    if cell.quantity == "improvement" and cell.seeds == 1:
+        yield "A task with one run of an agent: 0 or 1 states which run scored higher, not how likely that is", None
     for evaluation in cell.evaluations:
         if evaluation.backgrounds == "generated":
             yield "Generated backgrounds or colours: not the benchmark", None
         elif (clips := _CLIPS.search(evaluation.backgrounds)) and clips[1] != clips[2]:
             yield "Not all of the benchmark's clips", clips[0]
+        if evaluation.weights != PRECISIONS[0]:
+            yield "Weights rounded for sharing", evaluation.weights
         if evaluation.renderer != "gl":
             yield "Pictures by another renderer than gl, the benchmark's own", evaluation.renderer
     for run in cell.runs:
@@ -606,7 +713,7 @@ def _notes(table: ResultTable, cell: Cell) -> Iterator[tuple[str, int | str | No
 
 
 def _fewer_tasks(table: ResultTable, cell: Cell) -> bool:
-    beside = [c for c in table.cells if (c.shift, c.quantity) == (cell.shift, cell.quantity)]
+    beside = [c for c in table.cells if (c.shift, c.column, c.quantity) == (cell.shift, cell.column, cell.quantity)]
     return set(cell.tasks) != {task for other in beside for task in other.tasks}
 
 

@@ -10,8 +10,9 @@ import pytest
 
 import sgqn
 from sgqn import pretrained
-from sgqn.envs.families import find_task
-from sgqn.pretrained import listing
+from sgqn.export import candidates
+from sgqn.pretrained import listing, package
+from sgqn.results import paper
 from sgqn.results.runs import find_runs
 from sgqn.results.tables import headline
 
@@ -29,8 +30,8 @@ def test_tables_of_results_match_the_runs() -> None:
     script = runpy.run_path("docs/make_results.py")
     found = find_runs("results")
     assert not found.warnings
-    text = Path("docs/results.md").read_text()
-    assert script["page"](text, found.runs) == text, "run `python docs/make_results.py`"
+    for name in script["PAGES"]:
+        assert script["page"](name, found.runs) == Path("docs", name).read_text(), "run `python docs/make_results.py`"
 
 
 def test_every_pretrained_agent_has_a_run() -> None:
@@ -42,19 +43,31 @@ def test_every_pretrained_agent_has_a_run() -> None:
         assert shifts >= {"train", "color_hard", "video_easy", "video_hard"}, entry["name"]
 
 
+def test_every_pretrained_agent_is_the_best_kept_seed_by_training_return() -> None:
+    runs = find_runs(ROOT / "results").runs
+    for name, folder in pretrained.available().items():
+        packed = package.read(folder)
+        kept = candidates(runs, packed.config.task, packed.config.agent)
+        assert packed.about["chosen_from"] == kept, f"run `sgqn export pretrained:{name} --runs results --out {folder}`"
+        assert max(kept, key=lambda run: run["training_return"])["seed"] == packed.config.seed, name
+
+
 @pytest.mark.usefixtures("in_repository")
 def test_tables_of_other_pages_match_the_runs() -> None:
-    readme, shared = Path("README.md").read_text(), Path("docs/pretrained.md").read_text()
+    readme = Path("README.md").read_text()
     table = headline(find_runs("results").runs)
     assert table is not None
-    for entry in listing.entries():
-        paper = {cell.shift: cell.paper for cell in table.cells if cell.paper and cell.task == entry["task"]}
-        own = {line["shift"]: f"{line['mean']:.0f}" for line in entry["returns"] if line["renderer"] == "gl"}
-        if entry["agent"] == "sgqn":
-            both = (f"{own[shift]} ({paper[shift].mean:.0f})" for shift in ("train", "video_easy", "video_hard"))
-            assert f"| {entry['task']} | {' | '.join(both)} |" in readme
-        row = " | ".join(own[shift] for shift in find_task(entry["task"]).test_shifts)
-        assert f"`{entry['name']}` | {entry['steps']:,}, {entry['seed']} | {row} |" in shared
+    for row in table.rows:
+        cells = {cell.shift: cell for cell in row.cells if cell.ours and cell.paper}
+        if row.cells[0].agent == "sgqn" and row.cells[0].task in paper.TASKS:
+            both = (
+                f"{cells[s].value_text()} ({cells[s].paper.mean:.0f})" for s in ("train", "video_easy", "video_hard")
+            )
+            assert f"| {row.cells[0].task} | {' | '.join(both)} |" in readme
+    hard = {row.labels: next(cell for cell in row.cells if cell.shift == "video_hard") for row in table.rows}
+    for agent in ("SVEA", "SAC"):
+        cell = hard["walker-walk", agent]
+        assert f"{cell.value_text()} ({cell.paper.mean:.0f})" in readme, agent
 
 
 # ---------------------------------------------------------------- performance

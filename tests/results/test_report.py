@@ -18,6 +18,8 @@ import pytest
 from sgqn import run_folder
 from sgqn.agents import AGENTS
 from sgqn.cli import main
+from sgqn.envs import families
+from sgqn.envs.families import Defaults, Family
 from sgqn.results import gallery, paper
 from sgqn.results import report as reports
 from sgqn.results.document import distinct_slugs
@@ -182,7 +184,7 @@ def test_every_table_is_a_csv_that_the_page_has_too(report: Path, nine: Path) ->
     runs = find_runs(nine).runs
     names = {"headline", "saliency", *(table.name for table in tables(runs))}
     assert {path.stem for path in (report / "tables").iterdir()} == names
-    assert {"video", "ablation", "svea_soda", "hours", "interquartile_mean", "gap"} <= names
+    assert {"video", "ablation", "svea_soda", "hours", "interquartile_mean", "improvement", "gap"} <= names
     for path in (report / "tables").iterdir():
         rows = list(csv.DictReader(io.StringIO(path.read_text())))
         assert rows
@@ -204,6 +206,44 @@ def test_summary_names_what_differs(report: Path) -> None:
     assert "| backgrounds and colours | the benchmark's | generated |" in text
     assert "| SGQN | CPU |" in text  # hours per run
     assert "No evaluated run has a number for: Action repeat 4, Robots." in text
+
+
+def test_kept_runs_of_robots_are_shown_beside_the_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the family, from folders to the page, next to a run of another family."""
+
+    class Robots(Family):
+        name = "robot"
+        tasks = paper.ROBOT_TASKS
+        shift_texts = dict.fromkeys(paper.ROBOT_SHIFTS, "")
+
+        def defaults(self, task: str) -> Defaults:
+            return Defaults(evaluate_shifts=("train", "test1"))
+
+    families.families()  # the package's own first, which the stand-in replaces
+    monkeypatch.setitem(families._families, "robot", Robots())
+    scores = {
+        ("robot-reach", "sgqn"): (31.8, 20.0, 31.0, 29.0),
+        ("robot-reach", "svea"): (32.0, -17.6, -2.1, 1.4),
+        ("robot-peg_in_box", "sgqn"): (183.9, -72.04, 110.7, 154.6),
+    }
+    for (task, agent), returns in scores.items():
+        lines = [line(task, s, [r], 250_000) for s, r in zip(paper.ROBOT_SHIFTS, returns, strict=True)]
+        write_run(tmp_path / "runs", config_of(task, agent, 0), lines)
+    write_run(tmp_path / "runs", config_of("walker-walk", "sgqn", 0), [line("walker-walk", "video_hard", [700.0])])
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report"), "--no-pictures"]) == 0
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "report" / "tables" / "robots.csv").read_text())))
+    found = {(row["task"], row["shift"], row["column"]): row for row in rows}
+    cell = found["robot-reach", "test1", "sgqn"]
+    assert (float(cell["ours_mean"]), float(cell["paper_mean"]), float(cell["paper_std"])) == (20.0, 14.4, 14)
+    assert float(cell["difference"]) == pytest.approx(5.6)
+    assert float(found["robot-reach", "average", "sgqn"]["ours_mean"]) == pytest.approx(80 / 3)
+    assert found["robot-peg_in_box", "test1", "svea"]["ours_mean"] == ""
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| -72.0 (n = 1)<br>paper -72.0 ± 14.0<br>difference 0.0 |" in text.replace("+0.0", "0.0")
+    assert "| test1 | robot-reach | SGQN 20.0 &gt; SVEA -17.6 | SGQN 14.4 &gt; SVEA -17.6 | yes |" in text
+    assert "| train | robot-reach | SVEA 32.0 &gt; SGQN 31.8 | SVEA 32.2 &gt; SGQN 31.8 | yes |" in text
+    means = (tmp_path / "report" / "tables" / "interquartile_mean.csv").read_text()
+    assert "test1" not in means  # returns of another range
 
 
 def test_of_many_runs_the_summary_has_an_overview(tmp_path: Path) -> None:

@@ -243,3 +243,21 @@ def test_no_content_of_a_log_stops_the_reading(tmp_path: Path, content: bytes):
     (run,), warnings = find_runs(tmp_path)
     assert run.evaluations == run.saliency == ()
     assert all("\n" not in warning for warning in warnings)
+
+
+def test_evaluations_of_packed_weights_count_only_without_others(tmp_path: Path):
+    write_run(
+        tmp_path,
+        config_of("walker-walk", "sgqn", 0),
+        [
+            line("walker-walk", "train", [1.0], 4000),
+            line("walker-walk", "train", [2.0, 2.0], 4000, weights="int8"),
+            line("walker-walk", "video_hard", [3.0, 3.0], 4000, weights="int8"),
+            line("walker-walk", "video_hard", [4.0], 4000, weights="half"),
+            line("walker-walk", "video_hard", [5.0], 4000, weights="quarter"),
+        ],
+    )
+    (run,), warnings = find_runs(tmp_path)
+    assert "1 line passed over" in warnings[0]
+    assert [run.evaluation(shift).weights for shift in ("train", "video_hard")] == ["single", "half"]
+    assert scores([run], "train") == {"walker-walk": {"sgqn": {0: 1.0}}}

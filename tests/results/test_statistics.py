@@ -16,6 +16,7 @@ from sgqn.results.statistics import (
     Summary,
     bootstrap_interval,
     generalization_gap,
+    improvement_probability,
     mean_over_tasks,
     performance_profile,
     summarize,
@@ -254,6 +255,57 @@ def test_relative_gap_of_negative_and_zero_scores():
     assert some.absolute.value == 2
 
 
+# ---------------------------------------------------------------- probability of improvement
+
+
+def test_probability_of_improvement_by_hand():
+    ours = {"a": [3.0, 1.0], "b": [7.0], "c": [1.0]}
+    theirs = {"b": [5.0, 7.0], "a": [2.0, 0.0, 4.0], "d": [9.0]}
+    # a: 3 beats two of three, 1 beats one; b: one win and one tie; the other tasks belong to one agent only.
+    expected = (3 / 6 + 1.5 / 2) / 2
+    assert improvement_probability(ours, theirs).value == pytest.approx(expected)
+    assert improvement_probability(theirs, ours).value == pytest.approx(1 - expected)
+
+
+@FEW
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=9), st.lists(st.integers(-5, 5), min_size=1, max_size=9))
+def test_probability_of_improvement_is_mann_whitneys(ours: list[int], theirs: list[int]):
+    value = improvement_probability({"task": ours}, {"task": theirs}, resamples=10).value
+    pairs = [(x > y) + (x == y) / 2 for x in ours for y in theirs]
+    assert value == pytest.approx(math.fsum(pairs) / len(pairs))
+    try:
+        from scipy.stats import mannwhitneyu
+    except ImportError:
+        return
+    statistic = mannwhitneyu(ours, theirs, method="asymptotic").statistic
+    assert value == pytest.approx(float(statistic) / len(pairs))
+
+
+def test_improvement_s_bootstrap_is_the_plain_loop():
+    ours, theirs = {"a": [1.0, 5.0, 2.0], "b": [10.0, 30.0]}, {"a": [2.0, 4.0], "b": [20.0, 9.0, 31.0]}
+    rng = np.random.default_rng(5)
+    draws = [
+        {task: rng.integers(len(runs), size=(200, len(runs))) for task, runs in of.items()} for of in (ours, theirs)
+    ]
+    resampled = []
+    for k in range(200):
+        of_tasks = []
+        for task in ours:
+            x, y = ([of[task][i] for i in drawn[task][k]] for of, drawn in zip((ours, theirs), draws, strict=True))
+            of_tasks.append(np.mean([(a > b) + (a == b) / 2 for a in x for b in y]))
+        resampled.append(np.mean(of_tasks))
+    interval = improvement_probability(ours, theirs, seed=5, resamples=200, confidence=0.9)
+    assert (interval.low, interval.high) == pytest.approx(tuple(np.quantile(resampled, [0.05, 0.95])))
+
+
+def test_equal_agents_improve_half_of_the_time():
+    covered = 0
+    for seed in range(100):
+        interval = improvement_probability(normal_scores(seed), normal_scores(1000 + seed), resamples=500)
+        covered += interval.low <= 0.5 <= interval.high
+    assert covered >= 85  # percentile intervals of five runs are a little short
+
+
 # ---------------------------------------------------------------- bad input
 
 
@@ -289,6 +341,10 @@ def test_other_bad_input_is_refused():
             bootstrap_interval({"task": [1.0]}, confidence=confidence)
     with pytest.raises(InvalidValueError, match="no task"):
         generalization_gap({"a": {0: 1.0}}, {"b": {0: 1.0}})
+    with pytest.raises(InvalidValueError, match="no task"):
+        improvement_probability({"a": [1.0]}, {"b": [1.0]})
+    with pytest.raises(InvalidValueError, match="a: number 0 is nan"):
+        improvement_probability({"a": [1.0]}, {"a": [math.nan]})
     with pytest.raises(InvalidValueError, match="no run of 'a'"):
         generalization_gap({"a": {0: 1.0}}, {"a": {1: 1.0}})
     with pytest.raises(InvalidValueError, match="number 0 is nan"):

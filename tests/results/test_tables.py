@@ -21,7 +21,9 @@ from sgqn.results.tables import (
     CSV_COLUMNS,
     INCOMPLETE,
     MARGIN,
+    NO_ANSWER,
     NO_RUN,
+    OTHERS,
     TITLES,
     UNDEFINED,
     Cell,
@@ -29,6 +31,7 @@ from sgqn.results.tables import (
     Value,
     headline,
     left_out,
+    orders,
     tables,
     to_csv,
     to_markdown,
@@ -236,6 +239,7 @@ def test_robots_average_over_their_test_scenes(monkeypatch: pytest.MonkeyPatch):
         name = "robot"
         tasks = paper.ROBOT_TASKS
 
+    families.families()  # the package's own first, which the stand-in replaces
     monkeypatch.setitem(families._families, "robot", Robots())
     runs = [
         run_with(
@@ -389,6 +393,72 @@ def test_interquartile_mean_and_gap_by_hand():
     assert all(cell.ours is None for row in gaps.rows if row.labels == ("SVEA",) for cell in row.cells)
 
 
+def improvement_of(table: ResultTable, shift: str, agent: str, column: str) -> Cell:
+    (cell,) = [c for c in table.cells if (c.shift, c.agent, c.column) == (shift, agent, column)]
+    return cell
+
+
+def test_ranking_and_probability_of_improvement_by_hand():
+    runs = [
+        run_with("walker-walk", "sgqn", 0, {"video_hard": 700}),
+        run_with("walker-walk", "sgqn", 1, {"video_hard": 650}),
+        run_with("walker-walk", "sgqn", 2, {"video_hard": 400}),
+        run_with("finger-spin", "sgqn", 0, {"video_hard": 300}),
+        run_with("walker-walk", "svea", 0, {"video_hard": 500}),
+        run_with("finger-spin", "svea", 0, {"video_hard": 300}),
+        run_with("walker-walk", "sac", 0, {"video_hard": 100, "train": 200}),
+        run_with("ball_in_cup-catch", "drq", 0, {"video_hard": 100}),  # no task in common with the others
+    ]
+    table = table_of(runs, "improvement")
+    assert [row.labels for row in table.rows] == [
+        ("video_hard", "1", "SGQN"),
+        ("video_hard", "2", "SVEA"),
+        ("video_hard", "3", "SAC"),
+    ]
+    pair = improvement_of(table, "video_hard", "sgqn", "svea")
+    assert pair.ours is not None
+    assert pair.ours.mean == pytest.approx((2 / 3 + 1 / 2) / 2)  # two of three on walker-walk, a tie on finger-spin
+    assert (pair.ours.low, pair.ours.high) == (0.25, 0.75)  # none or all of walker-walk's
+    assert pair.ours_text() == "0.58 [0.25, 0.75]"
+    over_all = improvement_of(table, "video_hard", "sgqn", OTHERS)
+    assert over_all.ours is not None
+    assert over_all.ours_text() == "0.79 (2 tasks, 4 runs)"
+    assert over_all.ours.mean == pytest.approx((1 + pair.ours.mean) / 2)  # 1 against SAC
+    alone = improvement_of(table, "video_hard", "svea", "sac")
+    assert alone.ours == Value(1.0)  # one run each has no interval
+    assert any("which run scored higher" in note for note in footnotes_of(table, alone))
+    fewer = improvement_of(table, "video_hard", "sac", "svea")
+    assert any(note.startswith("Over fewer tasks") for note in footnotes_of(table, fewer))
+    for agent in ("sgqn", "drq"):
+        assert improvement_of(table, "video_hard", "sgqn", agent).ours_text() == NO_ANSWER
+
+
+def test_agents_of_the_same_rank_share_it():
+    runs = [run_with("walker-walk", agent, 0, {"train": 7}) for agent in ("sac", "svea")]
+    assert [row.labels[1] for row in table_of(runs, "improvement").rows] == ["1", "1"]
+
+
+def test_order_of_the_agents_beside_the_papers():
+    runs = [
+        run_with("walker-walk", "sgqn", 0, {"train": 1, "video_hard": 700, "color_hard": 1}),
+        run_with("walker-walk", "svea", 0, {"train": 2, "video_hard": 50, "color_hard": 2}),  # not in the paper: train
+        run_with("walker-walk", "sac", 0, {"train": 0, "video_hard": 100}),
+        run_with("finger-spin", "sgqn", 0, {"train": 1}),
+        run_with("finger-spin", "sac_selfsup", 0, {"train": 2}),
+        run_with("walker-stand", "svea", 0, {"video_hard": 1}),  # the paper: 747 ± 43
+        run_with("walker-stand", "soda", 0, {"video_hard": 2}),  # 736 ± 132
+    ]
+    of_train, tie, hard, close = orders(runs)
+    assert (of_train.task, of_train.shift, of_train.agents) == ("walker-walk", "train", ("sgqn", "sac"))
+    assert of_train.verdict() == "yes"
+    assert hard.ours_text() == "SGQN 700 > SAC 100 > SVEA 50"
+    assert hard.paper_text() == "SGQN 739 > SVEA 385 > SAC 122"
+    assert hard.verdict() == "no"
+    assert tie.verdict() == "yes"  # the paper has 985 for both
+    assert " = " in tie.paper_text()
+    assert close.verdict() == "within the paper's deviation"
+
+
 def test_a_share_of_nothing_is_undefined():
     gaps = table_of([run_with("walker-walk", "sac", 0, {"train": 0, "video_hard": 0})], "gap")
     absolute, relative = gaps.cells
@@ -454,7 +524,7 @@ def test_markdown_is_rectangular_and_csv_parses_back(runs: list[Run]):
             if cell.evaluations and cell.ours:
                 assert row["renderer"]
                 assert row["steps"]
-        if table.name not in ("interquartile_mean", "gap", "hours"):
+        if table.name not in ("interquartile_mean", "improvement", "gap", "hours"):
             shown |= {(s.run.path, s.evaluation.shift) for c in table.cells for s in c.samples if s.evaluation}
     # Every evaluation is in a table, unless another run of the same settings and seed stands for it.
     same = {(r.task, r.agent, r.seed, r.action_repeat, r.rho, e.shift) for r in runs for e in r.evaluations}

@@ -309,7 +309,7 @@ def _beside_the_paper(made: list[ResultTable]) -> Iterator[Part]:
             yield Scores(table, to_csv(table))
             if notes := paper.NOTES.get(table.name):
                 yield Bullets(tuple(f"On the print: {note}" for note in notes))
-    if missing := [title for title in left_out(made) if title != "Not in the paper"]:
+    if missing := [title for title in left_out(made) if title not in ("Not in the paper", "Success rates")]:
         yield Paragraph(f"No evaluated run has a number for: {', '.join(missing)}.")
 
 

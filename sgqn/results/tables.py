@@ -57,6 +57,7 @@ TITLES = {
     "svea_soda": "SVEA + SODA",
     "hours": "Hours per run",
     "other": "Not in the paper",
+    "success": "Success rates",
     "interquartile_mean": "Interquartile mean over tasks",
     "improvement": "Ranking and probability of improvement",
     "gap": "Generalisation gap",
@@ -112,7 +113,7 @@ class Cell:
     agent: str
     column: str
     quantity: str = "score"
-    """score, margin, hours, steps, interquartile mean, improvement, gap, relative gap or saliency."""
+    """score, success, margin, hours, steps, interquartile mean, improvement, gap, relative gap or saliency."""
     ours: Value | None = None
     paper: Score | None = None
     percent: float | None = None
@@ -232,7 +233,8 @@ def tables(runs: Iterable[Run]) -> list[ResultTable]:
     own = with_settings(runs)
     papers = [_paper_table(table, runs) for table in paper.tables()]
     used = {of_run for table in papers for of_run in _evaluated(table.cells)}
-    found = [*papers, _hours(own), _other(runs, used), _interquartile_means(own), _improvements(own), _gaps(own)]
+    statistics = [_interquartile_means(own), _improvements(own), _gaps(own)]
+    found = [*papers, _hours(own), _other(runs, used), _successes(own), *statistics]
     return [with_footnotes(table) for table in found if any(cell.ours for cell in table.cells)]
 
 
@@ -439,6 +441,27 @@ def _other(runs: list[Run], used: set[tuple[Path, str]]) -> ResultTable:
         rows.append(ResultRow((task, shift), tuple(named)))
     caption = "Our scores that no table of the paper has a place for."
     return ResultTable("other", caption, ("task", "shift"), tuple(columns), tuple(rows))
+
+
+def _successes(runs: list[Run]) -> ResultTable:
+    """The share of episodes that ended with the task solved, of tasks that can be."""
+    runs = [run for run in runs if any(evaluation.successes for evaluation in run.evaluations)]
+    agents, shifts = agents_of(runs), shifts_of(runs)
+    rows = []
+    for task in tasks_of(runs):
+        for shift in shifts:
+            cells = [_success(runs, task, shift, agent) for agent in agents]
+            if any(cell.ours for cell in cells):
+                rows.append(ResultRow((task, shift), tuple(cells)))
+    caption = "Episodes in 100 that ended with the task solved: mean and deviation over seeds."
+    return ResultTable("success", caption, ("task", "shift"), tuple(map(title_of, agents)), tuple(rows))
+
+
+def _success(runs: list[Run], task: str, shift: str, agent: str) -> Cell:
+    samples = _samples(runs, task, shift, agent)
+    rates = [sample.evaluation.success_rate for sample in samples if sample.evaluation]
+    percent = [100 * rate for rate in rates if rate is not None]
+    return Cell(task, shift, agent, title_of(agent), "success", ours=_summary(percent), samples=samples)
 
 
 def variant_of(run: Run) -> str:

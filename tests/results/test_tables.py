@@ -257,6 +257,22 @@ def test_robots_average_over_their_test_scenes(monkeypatch: pytest.MonkeyPatch):
     assert {table.name for table in tables(runs)} == {"robots"}  # their rewards belong into no mean over tasks
 
 
+def test_success_rates_by_hand():
+    def with_successes(seed: int, solved: tuple[bool, ...]) -> Run:
+        run = run_with("robot-reach", "sgqn", seed, {"train": 30.0, "test1": 10.0}, step=250_000)
+        found = tuple(replace(one, successes=solved) for one in run.evaluations)
+        return replace(run, evaluations=found)
+
+    others = [run_with("walker-walk", "sgqn", 0, {"train": 900.0})]
+    runs = [with_successes(0, (True, True, True, False)), with_successes(1, (True, False, False, False)), *others]
+    table = table_of(runs, "success")
+    assert [row.labels for row in table.rows] == [("robot-reach", "train"), ("robot-reach", "test1")]
+    cell = cell_of(table, "robot-reach", "train", "SGQN")
+    assert cell.ours == Value(50.0, 25.0)
+    assert cell.ours_text() == "50 ± 25 (n = 2)"
+    assert "success" not in {table.name for table in tables(others)}
+
+
 def test_hours_are_measured_and_say_how_many_steps():
     runs = [
         run_with("walker-walk", "sgqn", 0, {}, step=100_000, seconds=1800),

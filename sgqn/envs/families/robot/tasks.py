@@ -1,8 +1,7 @@
 """The robot tasks as simulations. An action moves the end effector of the arm; a goal is elsewhere in every episode.
 
 Inverse kinematics turns an action into set-points of the arm's own joint servos. A mocap body welded to the hand would
-be simpler, but the force of its weld has no limit and pushes the peg through the wall of the box; the servos have the
-torque limits of the real arm.
+be simpler, but nothing limits the force of a weld: the servos have torque limits, so contacts stay shallow.
 """
 
 from __future__ import annotations

@@ -97,6 +97,8 @@ def _with_end(config: TrainConfig, steps: int, last: int) -> TrainConfig:
 
 def _check_learns(config: TrainConfig, last: int = 0) -> None:
     """Refuse what would end before an update is made, by a run that has come to step `last`."""
+    if AGENTS[config.agent].experience is not None:
+        return  # not a replay: no random steps come first
     refills = last > 0 and not config.save_replay
     rows = -(-config.warmup_steps // config.num_envs)
     first = last * refills + rows * config.num_envs

@@ -1,0 +1,165 @@
+"""Proximal policy optimization (Schulman et al., 2017), for discrete and continuous actions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sgqn.agents.base import Losses, Metrics, Phase, Spec, adam
+from sgqn.agents.learner import Learner
+from sgqn.agents.registry import register_agent
+from sgqn.agents.settings import Settings, count, fraction, positive, weight
+from sgqn.augmentations import center_crop
+from sgqn.networks import Encoder, Projection, mlp
+from sgqn.rollout import RolloutBatch, Rollouts
+
+
+@dataclass(frozen=True)
+class PPOSettings(Settings):
+    """Hyperparameters of PPO."""
+
+    encoder_layers: int = count(11)
+    """Number of convolutions of the encoder."""
+    encoder_filters: int = count(32)
+    """Filters of each convolution."""
+    embedding_dim: int = count(100)
+    """Embedding size, shared by policy and value."""
+    hidden_dim: int = count(256)
+    """Units of the two hidden layers of policy and value."""
+    rollout_steps: int = count(128)
+    """Steps of every environment between updates."""
+    epochs: int = count(4)
+    """Passes over a rollout."""
+    batch_size: int = count(256)
+    """Steps in one update."""
+    discount: float = fraction(0.99)
+    """Discount factor gamma."""
+    gae_lambda: float = fraction(0.95)
+    """Decay lambda of the advantage estimates."""
+    learning_rate: float = positive(5e-4)
+    """Learning rate of everything."""
+    clip: float = positive(0.2)
+    """How far the probability ratio may move from 1."""
+    value_weight: float = weight(0.5)
+    """Weight of the value loss."""
+    entropy_weight: float = weight(0.01)
+    """Weight of the entropy bonus."""
+    max_grad_norm: float = positive(0.5)
+    """Norm to which the gradient is clipped."""
+
+
+class PPO(Learner):
+    """An actor-critic with shared convolutions and embedding; the clipped objective on advantages of a rollout.
+
+    Its value is V(s): attributions explain it, and SGQN's consistency loss keeps it.
+    """
+
+    def __init__(self, spec: Spec, settings: PPOSettings):
+        super().__init__(spec, settings.batch_size)
+        self.settings, self.discount = settings, settings.discount
+        self.convs = Encoder(spec.channels, settings.encoder_layers, settings.encoder_filters, spec.image_size)
+        self.trunk = Projection(math.prod(self.convs.out_shape), settings.embedding_dim)
+        self.actor = mlp(settings.embedding_dim, settings.hidden_dim, spec.action_dim)
+        self.critic = mlp(settings.embedding_dim, settings.hidden_dim, 1)
+        self.log_std = nn.Parameter(torch.zeros(0 if spec.discrete else spec.action_dim))
+        last = self.actor[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():  # all actions alike at first
+            last.weight.mul_(0.01)
+            last.bias.zero_()
+
+    def make_optimizers(self) -> None:
+        self.optimizers["critic"] = adam(self.parameters(), self.settings.learning_rate)
+
+    def learn(self, batch: Any, phase: Phase = Phase()) -> Metrics:  # noqa: B008
+        values = self.values(self.encode(batch.obs), batch.action)
+        return self.critic_step(self.critic_losses(batch, values))
+
+    @property
+    def encoder(self) -> Encoder:
+        return self.convs
+
+    @property
+    def projection(self) -> nn.Module:
+        return self.trunk
+
+    def prepare(self, batch: Any) -> Any:
+        """The policy's ratio is of the observations that it acted on: they are not augmented."""
+        return batch
+
+    def traced(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
+        return self.encoder.traced(obs, trains)
+
+    def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, ...]:
+        """V(s), of whatever action."""
+        del action
+        return (self.critic(self.embed(features)).squeeze(1),)
+
+    def critic_losses(self, batch: Any, values: tuple[Tensor, ...]) -> Losses:
+        """The clipped policy objective, the value's error and the entropy bonus, each with its weight."""
+        rollout: RolloutBatch = batch
+        log_prob, entropy = self.log_prob(self.embed(self.encode(rollout.obs)), rollout.action)
+        return {
+            "policy": clipped_policy_loss(log_prob, rollout.log_prob, rollout.advantage, self.settings.clip),
+            "value": self.settings.value_weight * F.mse_loss(values[0], rollout.target),
+            "entropy": -self.settings.entropy_weight * entropy.mean(),
+        }
+
+    def critic_step(self, losses: Losses) -> Metrics:
+        """One step of policy and value; the gradient is clipped."""
+        optimizer = self.optimizers["critic"]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(list(losses.values()), inputs=parameters)
+        norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        optimizer.step()
+        return {**{f"loss/{name}": loss.detach() for name, loss in losses.items()}, "gradient_norm": norm}
+
+    def target_step(self) -> None:
+        """PPO has no target networks."""
+
+    def log_prob(self, embedding: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """log pi(a | s) and the entropy of pi(. | s), each (B,)."""
+        outputs = self.actor(embedding)
+        if self.spec.discrete:
+            logs = outputs.log_softmax(dim=1)
+            return logs.gather(1, action[:, None]).squeeze(1), -(logs.exp() * logs).sum(dim=1)
+        standard = (action - outputs) / self.log_std.exp()
+        constant = self.log_std.sum() + 0.5 * math.log(2 * math.pi) * self.spec.action_dim
+        entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+        return -0.5 * standard.square().sum(dim=1) - constant, entropy.expand(len(action))
+
+    @torch.no_grad()
+    def judge(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """log pi(a | s) and V(s), for the rollout."""
+        embedding = self.embed(self.encode(obs))
+        return self.log_prob(embedding, action)[0].float(), self.critic(embedding).squeeze(1).float()
+
+    def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
+        """Continuous actions may lie outside [-1, 1], where the environment clips them."""
+        outputs = self.actor(self.embed(self.encode(center_crop(obs, self.spec.image_size)))).float()
+        if self.spec.discrete:
+            if deterministic:
+                return outputs.argmax(dim=1)
+            return torch.multinomial(outputs.softmax(dim=1), 1, generator=self.generator).squeeze(1)
+        if deterministic:
+            return outputs.clamp(-1, 1)
+        noise = torch.randn(outputs.shape, generator=self.generator, device=outputs.device)
+        return outputs + self.log_std.exp() * noise
+
+
+def clipped_policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """-E[min(r A, clip(r, 1 - c, 1 + c) A)], r the ratio of the probabilities, A normalized over the batch."""
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    ratio = (log_prob - old_log_prob).exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
+
+
+register_agent("ppo", settings=PPOSettings, augments=False, experience=Rollouts)(
+    lambda spec, settings, _: PPO(spec, settings)
+)

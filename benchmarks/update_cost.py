@@ -215,6 +215,7 @@ class Reference:
 
     def __init__(self, agent: SGQN, attribute_always: bool = True):
         learner: Any = agent.learner
+        assert isinstance(agent.settings, SGQNSettings)
         self.settings = settings = agent.settings
         self.attribute_always = attribute_always
         self.augmentation = agent.augmentation

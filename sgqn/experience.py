@@ -88,6 +88,7 @@ class OffPolicy:
             discount=self.agent.discount,
             device=self.device,
             shortest_episode=min(40, config.episode_steps),
+            n_steps=self.agent.n_steps,
         )
         self.replay.start(obs)
 

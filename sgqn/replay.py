@@ -10,6 +10,9 @@ Storing the slots (8 bytes each beside the 21,168 of a frame) makes sampling exa
 the write head without any search: every stored transition is valid, they lie in one contiguous window of the
 ring, and a uniform draw is `(start + random % size) % capacity`. `start` and `size` live on the device, so a
 captured CUDA graph that samples stays right while the replay grows and wraps.
+
+Returns of n steps need nothing more in memory. The next transition of the same environment lies `num_envs` places
+further, and it belongs to the same episode if and only if its obs ends with the frame that next obs ends with.
 """
 
 from __future__ import annotations
@@ -45,7 +48,11 @@ _WORKERS = min(4, os.cpu_count() or 1)  # zlib, hashing and files release the in
 
 
 class Batch(NamedTuple):
-    """Transitions on the replay's device. `discount` is gamma, or 0 where the episode terminated."""
+    """Transitions on the replay's device. `discount` is gamma, or 0 where the episode terminated.
+
+    With returns of n steps, a transition spans k <= n of them: `reward` is sum_i gamma^i r_i, `discount` gamma^k or 0,
+    `next_obs` the observation after the k-th. k < n where the episode ends earlier, or has not been played further yet.
+    """
 
     obs: Tensor  # uint8 (B, stack * C, H, W)
     action: Tensor  # (B, *action_shape)
@@ -73,12 +80,14 @@ class Replay:
         discount: float = 0.99,
         device: str | torch.device = "cpu",
         shortest_episode: int = 50,
+        n_steps: int = 1,
     ):
         sizes = {
             "capacity": capacity,
             "num_envs": num_envs,
             "stack": stack,
             "shortest_episode": shortest_episode,
+            "n_steps": n_steps,
         }
         for name, value in sizes.items():
             if value < 1:
@@ -93,6 +102,7 @@ class Replay:
         self.discount = discount
         self.device = torch.device(device)
         self.shortest_episode = shortest_episode
+        self.n_steps = n_steps
 
         self._max_rows = -(-capacity // num_envs)
         self.capacity = self._max_rows * num_envs
@@ -269,7 +279,9 @@ class Replay:
         return (self._start + bits % self._size) % self.capacity
 
     def gather(self, indices: Tensor) -> Batch:
-        """The transitions at `indices` (B,), as `sample_indices` gives them."""
+        """The transitions that begin at `indices` (B,), as `sample_indices` gives them."""
+        if self.n_steps > 1:
+            return self._gather_steps(indices)
         slots = self._slots.index_select(0, indices)  # (B, stack + 1)
         return Batch(
             obs=self._stacks(slots[:, :-1]),
@@ -277,6 +289,25 @@ class Replay:
             reward=self._reward.index_select(0, indices),
             discount=self._discount.index_select(0, indices),
             next_obs=self._stacks(slots[:, 1:]),
+        )
+
+    def _gather_steps(self, indices: Tensor) -> Batch:
+        """Transitions of up to n steps. Those of the rows written last end at the newest observation."""
+        ahead = torch.arange(self.n_steps, device=self.device) * self.num_envs  # (n,)
+        places = (indices[:, None] + ahead) % self.capacity  # (B, n)
+        slots = self._slots[places]  # (B, n, stack + 1)
+        stored = (indices - self._start)[:, None] % self.capacity + ahead < self._size
+        continues = (slots[:, :-1, -1] == slots[:, 1:, -2]) & stored[:, 1:]  # (B, n - 1): into the next step
+        taken = torch.cat([torch.ones_like(stored[:, :1]), continues.cumprod(dim=1).bool()], dim=1)  # (B, n)
+        discounts = torch.where(taken, self._discount[places], 1.0).cumprod(dim=1)
+        rewards = torch.where(taken, self._reward[places], 0.0)
+        last = taken.sum(dim=1)[:, None, None] - 1
+        return Batch(
+            obs=self._stacks(slots[:, 0, :-1]),
+            action=self._action.index_select(0, indices),
+            reward=rewards[:, 0] + (discounts[:, :-1] * rewards[:, 1:]).sum(dim=1),
+            discount=discounts[:, -1].clone(),
+            next_obs=self._stacks(slots.take_along_dim(last, dim=1)[:, 0, 1:]),
         )
 
     def _stacks(self, slots: Tensor) -> Tensor:
@@ -297,6 +328,7 @@ class Replay:
             "stack": self.stack,
             "discount": self.discount,
             "shortest_episode": self.shortest_episode,
+            "n_steps": self.n_steps,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -311,7 +343,7 @@ class Replay:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken: the same samples from the same generator."""
-        if state["config"] != self.config():
+        if {"n_steps": 1, **state["config"]} != self.config():  # older states have no n_steps
             raise InvalidValueError(f"replay: state of {state['config']} does not fit {self.config()}")
         self._put_frames(state["first_frame"], state["frames"])
         self._put_rows(state["first_row"], state)

@@ -42,6 +42,7 @@ class World:
     written: int = 0  # frames that a buffer storing each once has written
     history: list[tuple] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)  # per row: its oldest frame, in the order of writing
+    ends: list[bool] = field(default_factory=list)  # per transition: whether it is the last of its episode
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -62,6 +63,7 @@ class World:
         return np.stack([stacked(frames, self.stack) for frames in self.episodes])
 
     def start(self, replay: Replay) -> None:
+        self.ends[-self.num_envs :] = [True] * len(self.ends[-self.num_envs :])
         for env in range(self.num_envs):
             self.episodes[env], self.order[env] = [self.frame()], []
             self._wrote(env)
@@ -87,6 +89,7 @@ class World:
         for env in range(n):
             discount = np.float32(0 if ended[env] else self.discount)
             self.history.append((obs[env], action[env], reward[env], discount, next_obs[env]))
+        self.ends += done
         reset_obs = np.full_like(next_obs, 255)  # rows of running episodes must not be read
         for env in np.flatnonzero(done).tolist():
             self.episodes[env], self.order[env] = [self.frame()], []
@@ -109,6 +112,30 @@ class World:
         while first < len(self.needs) and self.needs[first] < self.written - frames:
             first += 1
         return self.history[first * self.num_envs :]
+
+
+def spanning(world: World, replay: Replay, n: int) -> list[tuple]:
+    """What must be in a replay of n-step returns: each stored transition, followed step by step through its episode."""
+    found = []
+    for index in range(len(world.history) - len(world.newest(replay)), len(world.history)):
+        steps = [index]
+        while len(steps) < n and not world.ends[steps[-1]] and steps[-1] + world.num_envs < len(world.history):
+            steps.append(steps[-1] + world.num_envs)
+        obs, action, *_, next_obs = *world.history[index][:2], world.history[steps[-1]][4]
+        rewards = [float(world.history[step][2]) for step in steps]
+        reward = sum(world.discount**power * one for power, one in enumerate(rewards))
+        terminated = world.history[steps[-1]][3] == 0
+        found.append((obs, action, reward, 0.0 if terminated else world.discount ** len(steps), next_obs))
+    return found
+
+
+def assert_spans(batch: Batch, expected: list[tuple]) -> None:
+    obs, action, reward, discount, next_obs = zip(*expected, strict=True)
+    for got, wanted in ((batch.obs, obs), (batch.action, action), (batch.next_obs, next_obs)):
+        np.testing.assert_array_equal(got.numpy(), np.stack(wanted))
+    for got, wanted in ((batch.reward, reward), (batch.discount, discount)):
+        assert got.dtype == torch.float32
+        np.testing.assert_allclose(got.numpy(), np.array(wanted), rtol=1e-5, atol=1e-6)
 
 
 def make(world: World, capacity: int, **options: object) -> Replay:
@@ -181,6 +208,57 @@ def test_equals_a_naive_list_of_full_stacks(script: tuple, data: st.DataObject) 
         for index in range(64):
             item = tuple(column[index].numpy().tobytes() for column in batch)
             assert item in stored
+
+
+@settings(max_examples=150, deadline=None)
+@given(scripts(), st.integers(1, 6), st.data())
+def test_returns_of_n_steps_follow_episodes_step_by_step(script: tuple, n: int, data: st.DataObject) -> None:
+    """Also over terminations, time limits, a restart, the ring's end, saving and the newest rows."""
+    world, capacity, shortest, steps = script
+    replay = make(world, capacity, shortest_episode=shortest, n_steps=n)
+    world.start(replay)
+    restart = data.draw(st.booleans(), label="restart midway")
+    for index, (done, terminated) in enumerate(steps):
+        world.step(replay, done, terminated)
+        if index == len(steps) // 2 and restart:
+            world.start(replay)
+        if len(replay):
+            assert_spans(everything(replay), spanning(world, replay, n))
+    resumed = make(world, capacity, shortest_episode=shortest, n_steps=n)
+    resumed.load_state_dict(replay.state_dict())
+    if len(replay):
+        assert_same(everything(replay), everything(resumed))
+        batch = replay.sample(16, torch.Generator().manual_seed(0))
+        assert batch.obs.shape == batch.next_obs.shape == (16, 3 * world.stack, 2, 2)
+        assert all(part.is_contiguous() for part in batch)
+
+
+def test_one_step_reads_what_it_always_read() -> None:
+    """n = 1 is the plain path, and the general one agrees with it bit for bit."""
+    world, replay = filled()
+    indices = replay.sample_indices(32, torch.Generator().manual_seed(0))
+    assert_same(replay.gather(indices), replay._gather_steps(indices))
+    assert_equal(everything(replay), world.newest(replay))
+
+
+def test_n_steps_survive_saving_and_older_replays_have_one(tmp_path: Path) -> None:
+    world = World(2, 3, seed=0)
+    replay = make(world, 30, n_steps=3)
+    world.start(replay)
+    run(world, replay, 25, length=4)
+    replay.save(tmp_path)
+    loaded = Replay.load(tmp_path)
+    assert loaded.n_steps == 3
+    assert_same(everything(replay), everything(loaded))
+    grown = Replay.load(tmp_path, capacity=100)
+    assert_spans(everything(grown), spanning(world, replay, 3))
+    older = replay.state_dict()
+    del older["config"]["n_steps"]
+    with pytest.raises(InvalidValueError, match="n_steps"):
+        replay.load_state_dict(older)
+    single = make(world, 30)
+    single.load_state_dict(older)
+    assert_equal(everything(single), world.newest(single))
 
 
 @settings(max_examples=60, deadline=None)
@@ -356,7 +434,7 @@ def test_bad_input_is_named() -> None:
         replay.add(torch.zeros(2, 2), torch.zeros(2), obs, [False] * 2, [False])
     assert replay.state_dict().keys() == before.keys()
     assert replay._frame_count == before["frame_count"]  # a refused step leaves nothing behind
-    for options in ({"capacity": 0}, {"num_envs": 0}, {"stack": 0}, {"discount": 1.5}):
+    for options in ({"capacity": 0}, {"num_envs": 0}, {"stack": 0}, {"n_steps": 0}, {"discount": 1.5}):
         with pytest.raises(InvalidValueError, match=next(iter(options))):
             Replay(**{"capacity": 10, "num_envs": 2, **options})  # type: ignore[arg-type]
     with pytest.raises(InvalidValueError, match="does not fit"):

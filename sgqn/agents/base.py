@@ -66,10 +66,11 @@ class Agent(nn.Module):
     """Networks, their optimizers and their random numbers; knows no environment, no logger, no file.
 
     A subclass implements `make_optimizers`, `learn` and `policy`. `batch_size` is how many transitions an update takes,
-    `discount` the discount factor of the transitions' targets.
+    `discount` the discount factor of the transitions' targets, `n_steps` how many rewards a transition sums.
     """
 
     discount = 0.99
+    n_steps = 1
     intervals = Intervals()
 
     def __init__(self, spec: Spec, batch_size: int = 128):

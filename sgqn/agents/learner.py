@@ -32,6 +32,12 @@ class Learner(Agent):
         """Feature maps to the embedding that the values are computed from."""
         raise NotImplementedError
 
+    @property
+    def embedding_dim(self) -> int:
+        """Size of the embedding."""
+        with torch.no_grad():
+            return self.embed(torch.zeros(1, *self.encoder.out_shape, device=self.device)).shape[1]
+
     def prepare(self, batch: Batch) -> Batch:
         """What the update sees of obs and next obs."""
         obs, next_obs = (self.view(obs, self.preparer) for obs in (batch.obs, batch.next_obs))
@@ -83,6 +89,10 @@ class Learner(Agent):
     def target_step(self) -> None:
         raise NotImplementedError
 
+    def noise(self, like: Tensor) -> Tensor:
+        """Standard normal numbers of the shape of `like`, from the agent's own generator."""
+        return torch.randn(like.shape, generator=self.generator, device=like.device)
+
     def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
         """`all_critics`: attributions read all of them, so that none may be left out."""
         del all_critics
@@ -95,7 +105,7 @@ class Wrapper(Agent):
     def __init__(self, learner: Learner, augmentation: Augmentation, auxiliary_every: int):
         super().__init__(learner.spec, learner.batch_size)
         self.learner, self.augmentation = learner, augmentation
-        self.discount = learner.discount
+        self.discount, self.n_steps = learner.discount, learner.n_steps
         self.intervals = Intervals(learner.intervals.actor, learner.intervals.targets, auxiliary_every)
 
     def make_optimizers(self) -> None:

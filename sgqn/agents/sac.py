@@ -156,9 +156,5 @@ class SAC(Learner):
     def alpha(self) -> Tensor:
         return self.log_alpha.exp()
 
-    def noise(self, like: Tensor) -> Tensor:
-        """Standard normal numbers of the shape of `like`, from the agent's own generator."""
-        return torch.randn(like.shape, generator=self.generator, device=like.device)
-
 
 register_agent("sac", settings=SACSettings, augments=False)(lambda spec, settings, _: SAC(spec, settings))

@@ -12,7 +12,7 @@ from sgqn.agents.drq import DrQSettings, drq
 from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
 from sgqn.agents.saliency import Saliency, SaliencyWrapper
-from sgqn.agents.settings import count, named, positive, quantile, ruled, weight
+from sgqn.agents.settings import Settings, count, named, positive, quantile, ruled, weight
 from sgqn.attribution import METHODS
 from sgqn.attribution.mask import fill, random_value, share, sign_agreement
 from sgqn.augmentations import AUGMENTATIONS, Augmentation
@@ -23,8 +23,8 @@ from sgqn.replay import Batch
 
 
 @dataclass(frozen=True)
-class SGQNSettings(DrQSettings):
-    """Hyperparameters of SGQN."""
+class SaliencySettings(Settings):
+    """Hyperparameters of SGQN's own, whatever it wraps."""
 
     rho: float = quantile(0.95)
     """Quantile of the attribution below which pixels are masked."""
@@ -52,13 +52,18 @@ class SGQNSettings(DrQSettings):
     """Filters of the decoder's two hidden convolutions. The paper's text says (64, 64)."""
 
 
+@dataclass(frozen=True)
+class SGQNSettings(SaliencySettings, DrQSettings):
+    """Hyperparameters of SGQN around DrQ, the paper's agent."""
+
+
 class SGQN(SaliencyWrapper):
     """Wraps a learner. L_C: its value may not depend on the pixels outside the attribution mask.
     L_SL: its features of an augmented image must predict that mask. The ablations leave one of them out.
     """
 
     def __init__(
-        self, learner: Learner, settings: SGQNSettings, augmentation: Augmentation, *, without: str | None = None
+        self, learner: Learner, settings: SaliencySettings, augmentation: Augmentation, *, without: str | None = None
     ):
         super().__init__(learner, augmentation, settings.auxiliary_every)
         self.settings = settings
@@ -68,7 +73,8 @@ class SGQN(SaliencyWrapper):
         )
         self.decoder = None
         if self.selfsup:
-            sizes = (settings.embedding_dim, self.spec.image_size, settings.encoder_filters, settings.decoder_filters)
+            filters = learner.encoder.out_shape[0]
+            sizes = (learner.embedding_dim, self.spec.image_size, filters, settings.decoder_filters)
             self.decoder = AttributionDecoder(self.spec.action_dim, self.spec.channels, *sizes)
 
     def make_optimizers(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from torch.distributions import Categorical, Normal
 
 import sgqn
 from sgqn import run_folder, training
-from sgqn.agents import Phase, Spec, build_agent
+from sgqn.agents import Phase, Spec, build_agent, make_settings
 from sgqn.agents.ppo import PPO, PPOSettings, clipped_policy_loss
+from sgqn.attribution import guided_backprop, quantile_mask
+from sgqn.augmentations import random_conv
 from sgqn.config import TrainConfig, preset, settings_for
 from sgqn.envs.families import _families
+from sgqn.losses import consistency_loss
 from sgqn.rollout import RolloutBatch
 from tests.envs import example_families
 from tests.test_experience import same_weights, stopped_and_resumed
@@ -133,17 +137,47 @@ def config_of(agent: str, task: str, **changes: Any) -> TrainConfig:
 
 
 @pytest.mark.usefixtures("push")
-@pytest.mark.parametrize("task", ["push-right", "cartpole-swingup"])
-def test_runs_resume_bit_for_bit_and_play(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of("ppo", task, **({} if task == "push-right" else {"action_repeat": 50}))
+@pytest.mark.parametrize(
+    ("agent", "task"), [("ppo", "push-right"), ("sgppo", "push-right"), ("sgppo", "cartpole-swingup")]
+)
+def test_runs_resume_bit_for_bit_and_play(
+    agent: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(agent, task, **({} if task == "push-right" else {"action_repeat": 50}))
     whole = training.train(config, tmp_path / "whole", progress=False)
     assert same_weights(whole, stopped_and_resumed(config, tmp_path / "parts", monkeypatch))
     lines = list(run_folder.read_lines(whole / run_folder.METRICS))
     assert lines[-1]["updates"] == 4 * 2 * 1  # of four rollouts; the fifth is full when the run ends
     assert all(np.isfinite(line["loss/policy"]) for line in lines if "loss/policy" in line)
-    agent = sgqn.load_agent(whole)
-    scores = sgqn.evaluate(agent, task, episodes=2, renderer="warp", num_workers=0)
+    loaded = sgqn.load_agent(whole)
+    scores = sgqn.evaluate(loaded, task, episodes=2, renderer="warp", num_workers=0)
     assert scores.episodes == 2
+    assert loaded.predicts_masks == (agent == "sgppo")
+
+
+def test_sgqn_adds_its_losses_to_ppos_step_and_predicts_the_mask_of_the_value() -> None:
+    """The parameters after a step are those of a plain step down PPO's losses and the consistency loss."""
+    settings = make_settings(
+        "sgppo", **SMALL, batch_size=8, mask_fill="zero", decoder_filters=(4, 4), max_grad_norm=1e9
+    )
+    spec = Spec(3, channels=3, image_size=24, render_size=24, discrete=True)
+    agent, twin = (build_agent("sgppo", spec, settings, partial(random_conv), seed=0) for _ in range(2))
+    batch = batch_of(agent.learner)
+    metrics = agent.learn(batch, Phase(actor=False, targets=False, auxiliary=False))
+    learner = twin.learner
+    mask = quantile_mask(guided_backprop(twin.value, batch.obs, batch.action), settings.rho)
+    values = learner.values(learner.encode(batch.obs), batch.action)
+    masked = learner.values(learner.encode(batch.obs * mask), batch.action)
+    losses = learner.critic_losses(batch, values)
+    losses["consistency"] = settings.consistency_weight * consistency_loss(values, masked)
+    torch.autograd.backward(list(losses.values()), inputs=list(learner.parameters()))
+    learner.optimizers["critic"].step()
+    for one, other in zip(agent.learner.parameters(), learner.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+    for name, loss in losses.items():
+        assert float(metrics[f"loss/{name}"]) == pytest.approx(float(loss), rel=1e-4, abs=1e-8)
+    assert "loss/mask" in agent.learn(batch, Phase())
+    assert agent.predict_mask(batch.obs, batch.action).shape == batch.obs.shape
 
 
 def test_attributions_explain_the_state_value() -> None:

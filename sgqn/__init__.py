@@ -14,6 +14,7 @@ from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameErro
 if TYPE_CHECKING:
     from sgqn import agents, attribution, saliency
     from sgqn.agents import register_agent
+    from sgqn.agents.guided import SaliencyGuided
     from sgqn.attribution import register_attribution
     from sgqn.augmentations import register_augmentation
     from sgqn.envs import make, make_vec, register_family
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Policy": "sgqn.evaluation",
+    "SaliencyGuided": "sgqn.agents.guided",
     "make": "sgqn.envs",
     "make_vec": "sgqn.envs",
     "register_agent": "sgqn.agents",
@@ -41,6 +43,7 @@ __all__ = [
     "DataError",
     "InvalidValueError",
     "Policy",
+    "SaliencyGuided",
     "SgqnError",
     "UnknownNameError",
     "WorkerError",

@@ -6,16 +6,20 @@ import torch
 from torch import Tensor
 
 from sgqn.agents.base import Agent, Intervals, Phase, Spec
+from sgqn.agents.learner import Learner
 from sgqn.agents.registry import AGENTS, AgentEntry, make_settings, register_agent
 from sgqn.agents.settings import Settings, validate
 from sgqn.augmentations import Augmentation
 from sgqn.errors import SgqnError
+from sgqn.replay import Batch
 
 __all__ = [
     "AGENTS",
     "Agent",
     "AgentEntry",
+    "Batch",
     "Intervals",
+    "Learner",
     "Phase",
     "Settings",
     "Spec",

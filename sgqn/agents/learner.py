@@ -110,7 +110,8 @@ class Wrapper(Agent):
 
     def make_optimizers(self) -> None:
         self.learner.generator, self.learner.preparer = self.generator, self.preparer
-        self.learner.make_optimizers()
+        if not self.learner.optimizers:
+            self.learner.make_optimizers()
         self.optimizers = self.learner.optimizers
 
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sgqn.agents.learner import Learner, Wrapper
 from sgqn.attribution import find_method, switchable_relu
-from sgqn.attribution.mask import quantile_mask, soft_mask
+from sgqn.attribution.mask import Mask, quantile_mask, soft_mask
 from sgqn.networks import AttributionDecoder
 from sgqn.replay import Batch
 
@@ -24,6 +24,8 @@ class Saliency:
     def __init__(self, learner: Learner, method: str, rho: float, target: str = "q1", mask: str = "quantile"):
         self.learner, self.method, self.rho = learner, find_method(method), rho
         self.of_mean, self.is_soft = target == "mean", mask == "soft"
+        self.own_mask: Mask | None = None
+        """In place of the quantile's, if there is one."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """M_rho(Q, s, a), from a forward pass of its own."""
@@ -57,6 +59,8 @@ class Saliency:
         return torch.stack(values).mean(dim=0) if self.of_mean else values[0]
 
     def mask(self, attribution: Tensor, rho: float | None = None) -> Tensor:
+        if self.own_mask is not None:
+            return self.own_mask(attribution)
         return soft_mask(attribution) if self.is_soft else quantile_mask(attribution, self.rho if rho is None else rho)
 
 

@@ -15,7 +15,7 @@ from sgqn.agents import Phase
 from sgqn.agents.base import adam
 from sgqn.errors import SgqnError
 from sgqn.fast import autograd, encoder, heads, pixels, switch, weights
-from sgqn.networks import AttributionDecoder, Encoder, PolicyHead, Projection, QHeads, ema_update
+from sgqn.networks import AttributionDecoder, DeterministicHead, Encoder, PolicyHead, Projection, QHeads, ema_update
 from tests.agents.small import batch_for, small
 from tests.fast.emulated import requires_compiler
 from tests.fast.oracles import carry_back, convolve, cosine, shaken
@@ -244,6 +244,22 @@ def test_policy_and_its_gradients(actions: int):
 
     for plain, fused in zip(*both(run), strict=True):
         close(fused, plain, 0.97, 0.05)
+
+
+@pytest.mark.parametrize("actions", [1, 2, 6])
+def test_deterministic_actions_and_their_gradients(actions: int):
+    module = shaken(DeterministicHead(action_dim=actions, hidden_dim=128), 0.05)
+    embedding, weight = torch.randn(20, 50).tanh(), torch.randn(20, actions)
+
+    def run() -> list[Tensor]:
+        z = embedding.clone().requires_grad_()
+        action = module(z)
+        return [action, *torch.autograd.grad((action * weight).sum(), [z, *module.parameters()])]
+
+    plain, fused = both(run)
+    assert torch.equal(plain[0], fused[0]) == (actions == 1)  # a single output is not fused
+    for a, b in zip(fused, plain, strict=True):
+        close(a, b, 0.97, 0.05)
 
 
 @pytest.mark.parametrize("actions", [1, 2, 4, 6])

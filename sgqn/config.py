@@ -206,6 +206,7 @@ TINY_SETTINGS: dict[str, Any] = {
     "decoder_filters": (16, 8),
     "batch_size": 16,
     "soda_batch_size": 32,
+    "noise_steps": 300,
 }
 
 

@@ -355,12 +355,12 @@ def test_adam_leaves_the_converted_weights_up_to_date(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("silent_lists")
-@pytest.mark.parametrize("name", ["sac", pytest.param("sac_selfsup", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["sac", "drqv2", pytest.param("sac_selfsup", marks=pytest.mark.slow)])
 def test_weights_that_change_within_a_block_are_converted_again(name: str):
     """A captured graph of many updates is one block, eager updates are one each: the same must come out."""
     ends = []
     for together in (True, False):
-        agent = small(name, hidden_dim=128, batch_size=2, encoder_tau=0.5, critic_tau=0.5)
+        agent = small(name, hidden_dim=128, batch_size=2, encoder_tau=0.5, critic_tau=0.5, tau=0.5)
         for optimizer in agent.optimizers.values():
             for group in optimizer.param_groups:
                 group["capturable"] = True

@@ -42,6 +42,16 @@ def soft_td_target(
     return reward + discount * (next_q - alpha * next_log_pi)
 
 
+def td_target(reward: Tensor, discount: Tensor, next_qs: Iterable[Tensor]) -> Tensor:
+    r"""y = r + d min_i Q_i'(s', a'), d as in `soft_td_target`.
+
+    With returns of n steps, r is the discounted sum of their rewards, s' follows the last one, and d is gamma^n or 0.
+    """
+    next_q = minimum(next_qs)
+    _same_shape(reward=reward, discount=discount, next_q=next_q)
+    return reward + discount * next_q
+
+
 def critic_loss(qs: Iterable[Tensor], target: Tensor) -> Tensor:
     r"""L_Q = sum_i E[(Q_i(s, a) - y)^2]; no gradient flows into the target y."""
     return sum_of_squared_errors([(q, target.detach()) for q in qs], "q", "target")
@@ -52,6 +62,11 @@ def actor_loss(qs: Iterable[Tensor], log_pi: Tensor, alpha: Tensor) -> Tensor:
     q = minimum(qs)
     _same_shape(q=q, log_pi=log_pi)
     return (alpha.detach() * log_pi - q).mean()
+
+
+def deterministic_actor_loss(qs: Iterable[Tensor]) -> Tensor:
+    r"""L_mu = -E[min_i Q_i(s, a)], a the policy's action, perhaps with noise: the gradient flows through a."""
+    return -minimum(qs).mean()
 
 
 def temperature_loss(log_alpha: Tensor, log_pi: Tensor, target_entropy: float) -> Tensor:

@@ -3,6 +3,7 @@
 observation -> Encoder -> Projection -> QHeads             (together: Critic)
                        |             -> AttributionDecoder
                        -> Projection -> PolicyHead         (together: Actor)
+                                     or DeterministicHead  (together: DeterministicActor)
 """
 
 from __future__ import annotations
@@ -242,6 +243,34 @@ class Actor(nn.Module):
     def mean_action(self, features: Tensor) -> Tensor:
         """The deterministic action tanh(mu), (B, A)."""
         return self.head.mean_action(self.projection(features))
+
+
+class DeterministicActor(nn.Module):
+    """mu_theta: one action in [-1, 1] per observation. Like `Actor`, it has a projection but no convolutions."""
+
+    def __init__(
+        self, feature_shape: tuple[int, int, int], action_dim: int, embedding_dim: int = 50, hidden_dim: int = 1024
+    ) -> None:
+        super().__init__()
+        self.projection = Projection(math.prod(feature_shape), embedding_dim)
+        self.head = DeterministicHead(action_dim, embedding_dim, hidden_dim)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Actions (B, A)."""
+        return self.head(self.projection(features))
+
+
+class DeterministicHead(nn.Module):
+    """An action, given an embedding."""
+
+    def __init__(self, action_dim: int, embedding_dim: int = 50, hidden_dim: int = 1024) -> None:
+        super().__init__()
+        self.layers = mlp(embedding_dim, hidden_dim, action_dim)
+        init_weights(self)
+
+    @replaceable
+    def forward(self, embedding: Tensor) -> Tensor:
+        return torch.tanh(self.layers(embedding))
 
 
 class AttributionDecoder(nn.Module):

@@ -37,6 +37,21 @@ def test_soft_td_target_takes_a_stacked_ensemble():
     assert torch.equal(stacked, losses.soft_td_target(*args[0], tuple(args[1]), *args[2]))
 
 
+def test_td_target_and_the_deterministic_actors_loss():
+    reward, q1, q2 = normal(4), normal(4), normal(4)
+    discount = np.array([0.99**3, 0.0, 0.99, 0.99**2])
+    target = losses.td_target(t(reward), t(discount), (t(q1), t(q2)))
+    np.testing.assert_allclose(target.detach(), reward + discount * np.minimum(q1, q2), rtol=1e-12)
+    assert target[1] == reward[1]
+    single = losses.td_target(t(reward), t(discount), (t(q1),))
+    np.testing.assert_allclose(single.detach(), reward + discount * q1, rtol=1e-12)
+    tensors = t(q1), t(q2)
+    loss = losses.deterministic_actor_loss(tensors)
+    loss.backward()
+    np.testing.assert_allclose(loss.item(), -np.minimum(q1, q2).mean(), rtol=1e-12)
+    np.testing.assert_allclose(tensors[0].grad, np.where(q1 < q2, -0.25, 0), rtol=1e-12)
+
+
 def test_critic_loss_and_its_gradient():
     q1, q2, y = normal(6), normal(6), normal(6)
     tensors = t(q1), t(q2), t(y)
@@ -111,6 +126,8 @@ def test_shapes_that_would_broadcast_are_refused():
         losses.critic_loss((column, column), row)
     with pytest.raises(InvalidValueError, match="next_log_pi"):
         losses.soft_td_target(row, row, (row, row), column, alpha)
+    with pytest.raises(InvalidValueError, match="discount"):
+        losses.td_target(row, column, (row, row))
     with pytest.raises(InvalidValueError, match="log_pi"):
         losses.actor_loss((row, row), column, alpha)
     with pytest.raises(ValueError):

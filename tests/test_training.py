@@ -78,7 +78,7 @@ def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) ->
     assert size == (28 if AGENTS[agent].crops else 24)
     obs = np.zeros((9, size, size), dtype=np.uint8)
     assert loaded.act(obs).shape == (1,)
-    if agent in ("sgqn", "sac_selfsup"):
+    if agent in ("sgqn", "sac_selfsup", "sgdrqv2"):
         assert loaded.predict_mask(obs, loaded.act(obs)).shape == obs.shape
     else:
         with pytest.raises(sgqn.SgqnError, match="decoder"):
@@ -107,7 +107,7 @@ def test_a_seed_repeats_bit_for_bit(tmp_path: Path) -> None:
     assert not torch.equal(*(outcome(run_)[0]["learner.log_alpha"] for run_ in (one, other)))
 
 
-@pytest.mark.parametrize("agent", ["sgqn", "svea_soda"])
+@pytest.mark.parametrize("agent", ["sgqn", "svea_soda", "sgdrqv2"])
 def test_a_stopped_run_goes_on_as_if_it_had_not(agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop at several moments, also amid the updates that the warm-up put off, and resume each time."""
     whole = micro(tmp_path / "whole", "--agent", agent)

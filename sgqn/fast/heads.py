@@ -12,7 +12,7 @@ from sgqn.attribution.guided_backprop import relu_rule
 from sgqn.fast import compiler, switch
 from sgqn.fast.autograd import Later, Uses, add_matmul, half_matmul, linear_relu, matmul, placeholders, wanted
 from sgqn.fast.weights import Copies, form_of, padded
-from sgqn.networks import PolicyHead, PolicyOutput, Projection, QHeads
+from sgqn.networks import DeterministicHead, PolicyHead, PolicyOutput, Projection, QHeads
 from sgqn.replaceable import replace
 
 Rule = Callable[[], bool]
@@ -349,3 +349,14 @@ def _q_heads(net: QHeads, embedding: Tensor, action: Tensor) -> tuple[Tensor, Te
 def _policy_head(net: PolicyHead, embedding: Tensor, noise: Tensor) -> PolicyOutput:
     raw = perceptron(net.layers, embedding, relu_rule())
     return PolicyOutput(*gaussian(raw, noise, net.log_std_bounds))
+
+
+def _fits_deterministic_head(net: DeterministicHead, embedding: Tensor) -> bool:
+    """A single output has its weights in another form, that of a value."""
+    last = net.layers[-1]
+    return isinstance(last, nn.Linear) and last.out_features > 1 and fits_mlp(embedding, (net.layers,))
+
+
+@replace(DeterministicHead.forward, fits=_fits_deterministic_head)
+def _deterministic_head(net: DeterministicHead, embedding: Tensor) -> Tensor:
+    return torch.tanh(perceptron(net.layers, embedding, relu_rule()))

@@ -15,7 +15,7 @@ from sgqn.agents import Phase
 from sgqn.agents.base import adam
 from sgqn.errors import SgqnError
 from sgqn.fast import autograd, encoder, heads, pixels, switch, weights
-from sgqn.networks import AttributionDecoder, Encoder, PolicyHead, Projection, QHeads, ema_update
+from sgqn.networks import AttributionDecoder, DeterministicHead, Encoder, PolicyHead, Projection, QHeads, ema_update
 from tests.agents.small import batch_for, small
 from tests.fast.emulated import requires_compiler
 from tests.fast.oracles import carry_back, convolve, cosine, shaken
@@ -246,6 +246,22 @@ def test_policy_and_its_gradients(actions: int):
         close(fused, plain, 0.97, 0.05)
 
 
+@pytest.mark.parametrize("actions", [1, 2, 6])
+def test_deterministic_actions_and_their_gradients(actions: int):
+    module = shaken(DeterministicHead(action_dim=actions, hidden_dim=128), 0.05)
+    embedding, weight = torch.randn(20, 50).tanh(), torch.randn(20, actions)
+
+    def run() -> list[Tensor]:
+        z = embedding.clone().requires_grad_()
+        action = module(z)
+        return [action, *torch.autograd.grad((action * weight).sum(), [z, *module.parameters()])]
+
+    plain, fused = both(run)
+    assert torch.equal(plain[0], fused[0]) == (actions == 1)  # a single output is not fused
+    for a, b in zip(fused, plain, strict=True):
+        close(a, b, 0.97, 0.05)
+
+
 @pytest.mark.parametrize("actions", [1, 2, 4, 6])
 def test_gaussian_is_exact_in_float32(actions: int):
     raw, noise = torch.randn(7, 2 * actions, requires_grad=True), torch.randn(7, actions)
@@ -339,12 +355,12 @@ def test_adam_leaves_the_converted_weights_up_to_date(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("silent_lists")
-@pytest.mark.parametrize("name", ["sac", pytest.param("sac_selfsup", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["sac", "drqv2", pytest.param("sac_selfsup", marks=pytest.mark.slow)])
 def test_weights_that_change_within_a_block_are_converted_again(name: str):
     """A captured graph of many updates is one block, eager updates are one each: the same must come out."""
     ends = []
     for together in (True, False):
-        agent = small(name, hidden_dim=128, batch_size=2, encoder_tau=0.5, critic_tau=0.5)
+        agent = small(name, hidden_dim=128, batch_size=2, encoder_tau=0.5, critic_tau=0.5, tau=0.5)
         for optimizer in agent.optimizers.values():
             for group in optimizer.param_groups:
                 group["capturable"] = True

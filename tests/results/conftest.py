@@ -1,4 +1,4 @@
-"""Runs of all nine agents that take no training: untrained checkpoints that load, and logs with made-up numbers."""
+"""Runs of the paper's agents that take no training: untrained checkpoints that load, and logs with made-up numbers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.results.samples import write_tiny
 
 @pytest.fixture(scope="session")
 def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All nine agents, SGQN and SAC with two seeds; the saliency of two runs is measured. Leave them as they are."""
-    from sgqn.results import looking
+    """The paper's nine agents, SGQN and SAC with two seeds; two runs' saliency is measured. Leave them as they are."""
+    from sgqn.results import looking, paper
 
     out = tmp_path_factory.mktemp("nine") / "runs"
-    for agent in AGENTS:
+    for agent in paper.TITLES:
         for seed in range(2 if agent in ("sac", "sgqn") else 1):
             config = tiny_config(agent, seed=seed, action_repeat=None)
             write_tiny(run_folder.folder_of(config, out), config)

@@ -135,7 +135,7 @@ def test_dots_and_diamonds_stand_at_their_scores() -> None:
 
 
 def test_an_agent_has_one_colour_and_no_other_agent_has_it() -> None:
-    assert set(COLORS) == set(paper.TITLES) == set(AGENTS)
+    assert set(COLORS) == set(paper.TITLES) <= set(AGENTS)
     assert len(set(COLORS.values())) == len(COLORS)
     assert color_of("my_agent") == color_of("my_agent")
     assert color_of("my_agent\ud800") not in COLORS.values()

@@ -31,7 +31,7 @@ from tests.results.samples import SHIFTS, STEPS, config_of, line, write_run, wri
 
 @pytest.fixture(scope="module")
 def report(nine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report about the tiny runs of all nine agents, made by the command, in less than a minute."""
+    """The report about the tiny runs of the paper's nine agents, made by the command, in less than a minute."""
     out = tmp_path_factory.mktemp("made") / "report"
     started = time.monotonic()
     assert main(["report", str(nine), "--out", str(out)]) == 0
@@ -248,7 +248,7 @@ def test_kept_runs_of_robots_are_shown_beside_the_papers(tmp_path: Path, monkeyp
 
 def test_of_many_runs_the_summary_has_an_overview(tmp_path: Path) -> None:
     for task in ("walker-walk", "finger-spin"):
-        for agent in AGENTS:
+        for agent in paper.TITLES:
             for seed in range(2 if agent == "sgqn" else 1):
                 write_run(tmp_path, config_of(task, agent, seed), [line(task, "train", [1.0], 1000 * (1 + seed))])
     document = reports.build(find_runs(tmp_path))
@@ -442,7 +442,7 @@ def test_one_run_of_each_agent_is_looked_into(nine: Path) -> None:
     runs = find_runs(nine).runs
     chosen = gallery.choose(runs)
     assert chosen[0].agent == "sgqn"
-    assert {run.agent for run in chosen} == set(AGENTS)
+    assert {run.agent for run in chosen} == set(paper.TITLES)
     assert all(run.seed == 0 for run in chosen)
     assert gallery.choose([]) == []
 

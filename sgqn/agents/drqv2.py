@@ -1,0 +1,157 @@
+"""DrQ-v2 (Yarats et al., 2021): a deterministic actor, n-step returns and scheduled noise, on shifted images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sgqn.agents.base import Intervals, Losses, Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.learner import Learner
+from sgqn.agents.registry import register_agent
+from sgqn.agents.schedule import LinearSchedule
+from sgqn.agents.settings import Settings, count, fraction, positive, weight
+from sgqn.augmentations import random_shift
+from sgqn.losses import critic_loss, deterministic_actor_loss, td_target
+from sgqn.networks import Critic, DeterministicActor, Encoder, ema_update, frozen_copy
+from sgqn.replay import Batch
+
+
+@dataclass(frozen=True)
+class DrQv2Settings(Settings):
+    """Hyperparameters of DrQ-v2. Defaults are the authors' for easy tasks; fields name those of the walker tasks."""
+
+    encoder_layers: int = count(4)
+    """Number of convolutions of the encoder. SGQN's encoder has 11."""
+    encoder_filters: int = count(32)
+    """Filters of each convolution."""
+    embedding_dim: int = count(50)
+    """Embedding size of actor and critic."""
+    hidden_dim: int = count(1024)
+    """Units of the two hidden layers of actor and critics."""
+    batch_size: int = count(256)
+    """Transitions in one update; the authors use 512 for the walker tasks."""
+    discount: float = fraction(0.99)
+    """Discount factor gamma."""
+    n_steps: int = count(3)
+    """Rewards that a target sums; the authors use 1 for the walker tasks."""
+    learning_rate: float = positive(1e-4)
+    """Learning rate of actor and critic."""
+    tau: float = fraction(0.01)
+    """Rate at which the target networks follow the critic."""
+    actor_every: int = count(1)
+    """Updates per step of the actor."""
+    targets_every: int = count(1)
+    """Updates per step of the target networks."""
+    first_noise: float = weight(1.0)
+    """Standard deviation of the noise on actions at the start."""
+    last_noise: float = weight(0.1)
+    """Standard deviation of the noise on actions after noise_steps updates."""
+    noise_steps: int = count(100_000)
+    """Updates in which the noise falls; the authors use 500000 for medium and 2000000 for hard tasks."""
+    noise_clip: float = weight(0.3)
+    """Bound of the noise in the losses; noise that explores has none."""
+    shift_pad: int = count(4, least=0)
+    """Range of the random shift in pixels; 0 for none."""
+
+
+class DrQv2(Learner):
+    """Double Q-learning with a deterministic actor, which explores with Gaussian noise; the critic trains the encoder.
+
+    The target network has no convolutions of its own: it takes the online features of the next observation.
+    """
+
+    def __init__(self, spec: Spec, settings: DrQv2Settings):
+        super().__init__(spec, settings.batch_size)
+        self.settings = settings
+        self.discount, self.n_steps = settings.discount, settings.n_steps
+        self.intervals = Intervals(settings.actor_every, settings.targets_every)
+        encoder = Encoder(spec.channels, settings.encoder_layers, settings.encoder_filters, spec.image_size)
+        sizes = (spec.action_dim, settings.embedding_dim, settings.hidden_dim)
+        self.critic = Critic(encoder, *sizes)
+        self.actor = DeterministicActor(encoder.out_shape, *sizes)
+        parts = {"projection": self.critic.projection, "heads": self.critic.heads}
+        self.target = frozen_copy(nn.ModuleDict(parts))
+        self.exploration = LinearSchedule(settings.first_noise, settings.last_noise, settings.noise_steps)
+
+    def make_optimizers(self) -> None:
+        self.optimizers["critic"] = adam(self.critic.parameters(), self.settings.learning_rate)
+        self.optimizers["actor"] = adam(self.actor.parameters(), self.settings.learning_rate)
+
+    def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
+        features = self.encode(batch.obs)
+        metrics = self.critic_step(self.critic_losses(batch, self.values(features, batch.action)))
+        if phase.actor:
+            metrics |= self.actor_step(features)
+        if phase.targets:
+            self.target_step()
+        return metrics
+
+    @property
+    def encoder(self) -> Encoder:
+        return self.critic.encoder
+
+    @property
+    def projection(self) -> nn.Module:
+        return self.critic.projection
+
+    def view(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+        return random_shift(obs, generator, self.settings.shift_pad) if self.settings.shift_pad else obs
+
+    def traced(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
+        return self.encoder.traced(obs, trains)
+
+    def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        return self.critic.heads(self.embed(features), action)
+
+    def critic_losses(self, batch: Batch, values: tuple[Tensor, ...]) -> Losses:
+        return {"critic": critic_loss(values, self.td_target(batch))}
+
+    @torch.no_grad()
+    def td_target(self, batch: Batch) -> Tensor:
+        """y = r + gamma^n min Q'(s', mu(s') + clipped noise)."""
+        features = self.encode(batch.next_obs)
+        embedding = self.target["projection"](features)
+        next_values = self.target["heads"](embedding, self.noisy(self.actor(features), self.settings.noise_clip))
+        return td_target(batch.reward, batch.discount, next_values)
+
+    def critic_step(self, losses: Losses) -> Metrics:
+        metrics = super().critic_step(losses)
+        self.exploration.advance()
+        return metrics
+
+    def actor_step(self, features: Tensor) -> Metrics:
+        features = features.detach()
+        action = self.noisy(self.actor(features), self.settings.noise_clip)
+        values = self.values(features, action)
+        metrics = minimize(self.optimizers["actor"], {"actor": deterministic_actor_loss(values)})
+        return metrics | {"value": torch.stack(values).detach().mean(), "noise": self.exploration()}
+
+    def target_step(self) -> None:
+        for name, target in self.target.items():
+            ema_update(target, self.critic.get_submodule(name), self.settings.tau)
+
+    def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
+        action = self.actor(self.encode(obs))
+        return action if deterministic else self.noisy(action)
+
+    def noisy(self, action: Tensor, clip: float | None = None) -> Tensor:
+        """Actions with noise of the current size, within [-1, 1]; the gradient passes as if nothing had been added."""
+        noise = self.exploration() * self.noise(action)
+        moved = action + (noise if clip is None else noise.clamp(-clip, clip))
+        return moved - moved.detach() + moved.detach().clamp(-1, 1)
+
+    def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
+        """The target network, and the second critic, which only learning uses."""
+        found: dict[str, str | None] = {}
+        for name in self.critic.state_dict():
+            kept = name if all_critics else name.replace("heads.q2.", "heads.q1.")
+            if not name.startswith("encoder."):
+                found[f"target.{name}"] = f"critic.{kept}"
+            if kept != name:
+                found[f"critic.{name}"] = f"critic.{kept}"
+        return found
+
+
+register_agent("drqv2", settings=DrQv2Settings, augments=False)(lambda spec, settings, _: DrQv2(spec, settings))

@@ -70,20 +70,34 @@ def same_weights(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_discrete_actions_train_resume_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of("discrete")
+@pytest.mark.parametrize("agent", ["discrete"])
+def test_discrete_actions_train_resume_and_evaluate(
+    agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(agent)
     whole = training.train(config, tmp_path / "whole", progress=False)
     assert same_weights(whole, stopped_and_resumed(config, tmp_path / "parts", monkeypatch))
     lines = list(run_folder.read_lines(whole / run_folder.METRICS))
     assert all(np.isfinite(line["loss/mask"]) for line in lines if line["updates"])
-    agent = sgqn.load_agent(whole)
-    assert agent.spec == Spec(3, 6, 24, 24, discrete=True)
-    scores = sgqn.evaluate(agent, TASK, shift="other", episodes=2, renderer="warp", num_workers=0)
+    loaded = sgqn.load_agent(whole)
+    assert loaded.spec == Spec(3, 6, 24, 24, discrete=True)
+    scores = sgqn.evaluate(loaded, TASK, shift="other", episodes=2, renderer="warp", num_workers=0)
     assert scores.episodes == 2
     with pytest.raises(sgqn.InvalidValueError, match="one of 3 discrete actions: cartpole-swingup takes actions of 1"):
-        sgqn.evaluate(agent, "cartpole-swingup", episodes=1, renderer="warp", num_workers=0)
-    pushes = sgqn.evaluate(lambda obs: np.full(len(obs), 2), TASK, episodes=2, renderer="warp", frame_stack=2)
-    assert pushes.mean != scores.mean
+        sgqn.evaluate(loaded, "cartpole-swingup", episodes=1, renderer="warp", num_workers=0)
+    left, right = (
+        sgqn.evaluate(lambda obs, push=push: np.full(len(obs), push), TASK, episodes=2, renderer="warp", frame_stack=2)
+        for push in (0, 2)
+    )
+    assert left.mean < right.mean
+
+
+@pytest.mark.parametrize("agent", ["sac", "drqv2"])
+def test_a_task_with_discrete_actions_refuses_agents_without_and_nothing_is_written(agent: str, tmp_path: Path) -> None:
+    expected = f"agent '{agent}' has continuous actions only, not one of 3 discrete actions: use one of discrete, "
+    with pytest.raises(sgqn.InvalidValueError, match=expected):
+        training.train(config_of(agent), tmp_path, progress=False)
+    assert not list(tmp_path.iterdir())
 
 
 class Reinforce(Agent):

@@ -207,6 +207,7 @@ TINY_SETTINGS: dict[str, Any] = {
     "batch_size": 16,
     "soda_batch_size": 32,
     "noise_steps": 300,
+    "epsilon_steps": 300,
 }
 
 

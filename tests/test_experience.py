@@ -70,7 +70,7 @@ def same_weights(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("agent", ["discrete"])
+@pytest.mark.parametrize("agent", ["discrete", "dqn", "sgdqn"])
 def test_discrete_actions_train_resume_and_evaluate(
     agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +78,8 @@ def test_discrete_actions_train_resume_and_evaluate(
     whole = training.train(config, tmp_path / "whole", progress=False)
     assert same_weights(whole, stopped_and_resumed(config, tmp_path / "parts", monkeypatch))
     lines = list(run_folder.read_lines(whole / run_folder.METRICS))
-    assert all(np.isfinite(line["loss/mask"]) for line in lines if line["updates"])
+    loss = "loss/critic" if agent == "dqn" else "loss/mask"
+    assert all(np.isfinite(line[loss]) for line in lines if line["updates"])
     loaded = sgqn.load_agent(whole)
     assert loaded.spec == Spec(3, 6, 24, 24, discrete=True)
     scores = sgqn.evaluate(loaded, TASK, shift="other", episodes=2, renderer="warp", num_workers=0)
@@ -94,7 +95,7 @@ def test_discrete_actions_train_resume_and_evaluate(
 
 @pytest.mark.parametrize("agent", ["sac", "drqv2"])
 def test_a_task_with_discrete_actions_refuses_agents_without_and_nothing_is_written(agent: str, tmp_path: Path) -> None:
-    expected = f"agent '{agent}' has continuous actions only, not one of 3 discrete actions: use one of discrete, "
+    expected = f"agent '{agent}' has continuous actions only, not one of 3 discrete actions: use one of discrete, dqn, "
     with pytest.raises(sgqn.InvalidValueError, match=expected):
         training.train(config_of(agent), tmp_path, progress=False)
     assert not list(tmp_path.iterdir())

@@ -93,6 +93,26 @@ def test_discrete_actions_train_resume_and_evaluate(
     assert left.mean < right.mean
 
 
+def test_the_replay_samples_as_many_steps_as_the_agent_asks_for(tmp_path: Path) -> None:
+    config = config_of("sgdqn", settings=settings_for("sgdqn", TASK, **SMALL, decoder_filters=(4, 4), n_steps=4))
+    trainer = training.Trainer(config, tmp_path, progress=False)
+    try:
+        obs, _ = trainer.envs.reset(seed=0)
+        trainer.experience.start(obs)
+        for step in range(5):
+            action = torch.full((2,), step % 3)
+            trainer.experience.add(action, np.array([1.0, 2.0]), obs, np.zeros(2, bool), np.zeros(2, bool), None)
+    finally:
+        trainer.close()
+    replay = trainer.experience.replay
+    assert replay.n_steps == 4
+    batch = replay.gather(torch.tensor([0, 1, 6]))
+    whole = 1 + 0.99 + 0.99**2 + 0.99**3
+    torch.testing.assert_close(batch.reward, torch.tensor([whole, 2 * whole, 1 + 0.99]))
+    torch.testing.assert_close(batch.discount, torch.tensor([0.99**4, 0.99**4, 0.99**2]))
+    assert batch.action.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("agent", ["sac", "drqv2"])
 def test_a_task_with_discrete_actions_refuses_agents_without_and_nothing_is_written(agent: str, tmp_path: Path) -> None:
     expected = f"agent '{agent}' has continuous actions only, not one of 3 discrete actions: use one of discrete, dqn, "

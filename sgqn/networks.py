@@ -184,8 +184,10 @@ class DuelingHead(nn.Module):
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Values (B, num_actions)."""
-        advantage = self.advantage(embedding)
-        return self.value(embedding) + advantage - advantage.mean(dim=1, keepdim=True)
+        with torch.autocast(embedding.device.type, enabled=False):  # bf16 has three digits: too few to compare values
+            embedding = embedding.to(next(self.parameters()).dtype)
+            advantage = self.advantage(embedding)
+            return self.value(embedding) + advantage - advantage.mean(dim=1, keepdim=True)
 
 
 class DiscreteCritic(nn.Module):

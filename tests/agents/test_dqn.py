@@ -64,6 +64,9 @@ def test_advantages_have_no_mean() -> None:
         head.advantage[4].bias.add_(torch.arange(5.0))
         torch.testing.assert_close(head(embedding).mean(1), head.value(embedding)[:, 0])
         assert head(embedding).argmax(1).tolist() == head.advantage(embedding).argmax(1).tolist()
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(head(embedding.bfloat16()), head(embedding.bfloat16().float()))
+            assert head(embedding.bfloat16()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["dqn", "sgdqn"])

@@ -41,11 +41,16 @@ def settings_of(name: str, **values: Any) -> Any:
     return kind(**{key: value for key, value in values.items() if key in names})
 
 
+def spec_for(name: str, size: int = SIZE) -> Spec:
+    """What an agent can be built for."""
+    entry = AGENTS[name]
+    render = RENDER * size // SIZE if entry.crops else size
+    return Spec(ACTIONS, image_size=size, render_size=render, discrete=not entry.takes(discrete=False))
+
+
 def small(name: str, seed: int = 0, *, perturb: bool = True, double: bool = False, **settings: Any) -> Any:
     """An agent; `perturb` moves every weight off the sparse initialisation, so that all pixels count."""
-    entry = AGENTS[name]
-    spec = Spec(ACTIONS, 9, SIZE, RENDER if entry.crops else SIZE, discrete=entry.actions == "discrete")
-    agent = build_agent(name, spec, settings_of(name, **VALUES | settings), OVERLAY, seed=seed)
+    agent = build_agent(name, spec_for(name), settings_of(name, **VALUES | settings), OVERLAY, seed=seed)
     if perturb:
         generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():

@@ -23,7 +23,7 @@ from sgqn.replay import Batch
 ACTIONS = 6
 CYCLE = (Phase(False, False, False), Phase(True, True, True))
 """The schedule of the trainer: actor, target and auxiliary steps in every second update."""
-NAMES = tuple(AGENTS)
+NAMES = tuple(name for name in AGENTS if AGENTS[name].takes(discrete=False))
 
 
 def sizes(name: str, tiny: bool) -> tuple[Spec, Any]:

@@ -84,7 +84,7 @@ def train(options: Options) -> list[Row]:
     """Train an agent and return its curve."""
     if options.tiny:
         options = replace(options, updates=4, every=2)
-    settings = replace(preset("tiny", "walker-walk").settings, batch_size=32)
+    settings = replace(preset("tiny", "walker-walk", options.agent).settings, batch_size=32)
     bank = PictureBank(256, SIZE, options.seed, paths=[])
     augmentation = make_augmentation("overlay", bank)
     agent = build_agent(options.agent, Spec(1, 9, SIZE, SIZE), settings, augmentation, seed=options.seed)

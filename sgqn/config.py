@@ -208,6 +208,7 @@ TINY_SETTINGS: dict[str, Any] = {
     "soda_batch_size": 32,
     "rollout_steps": 16,
     "noise_steps": 300,
+    "epsilon_steps": 300,
 }
 
 

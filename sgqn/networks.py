@@ -1,6 +1,7 @@
 """The paper's networks. Sizes are constructor arguments whose defaults are the paper's.
 
 observation -> Encoder -> Projection -> QHeads             (together: Critic)
+                                     or DuelingHead        (together: DiscreteCritic)
                        |             -> AttributionDecoder
                        -> Projection -> PolicyHead         (together: Actor)
                                      or DeterministicHead  (together: DeterministicActor)
@@ -170,6 +171,37 @@ class Critic(nn.Module):
 
     def forward(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         return self.heads(self.embed(obs), action)
+
+
+class DuelingHead(nn.Module):
+    """Q(s, a) of every discrete action as V(s) + A(s, a) - mean A(s, .), given an embedding."""
+
+    def __init__(self, num_actions: int, embedding_dim: int = 100, hidden_dim: int = 1024) -> None:
+        super().__init__()
+        self.value = mlp(embedding_dim, hidden_dim, 1)
+        self.advantage = mlp(embedding_dim, hidden_dim, num_actions)
+        init_weights(self)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """Values (B, num_actions)."""
+        with torch.autocast(embedding.device.type, enabled=False):  # bf16 has three digits: too few to compare values
+            embedding = embedding.to(next(self.parameters()).dtype)
+            advantage = self.advantage(embedding)
+            return self.value(embedding) + advantage - advantage.mean(dim=1, keepdim=True)
+
+
+class DiscreteCritic(nn.Module):
+    """Q_theta of f_theta for discrete actions: encoder, projection and dueling head, each usable on its own."""
+
+    def __init__(self, encoder: Encoder, num_actions: int, embedding_dim: int = 100, hidden_dim: int = 1024) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projection = Projection(math.prod(encoder.out_shape), embedding_dim)
+        self.head = DuelingHead(num_actions, embedding_dim, hidden_dim)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Values (B, num_actions)."""
+        return self.head(self.projection(self.encoder(obs)))
 
 
 class PolicyOutput(NamedTuple):

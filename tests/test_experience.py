@@ -70,20 +70,55 @@ def same_weights(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_discrete_actions_train_resume_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of("discrete")
+@pytest.mark.parametrize("agent", ["discrete", "dqn", "sgdqn"])
+def test_discrete_actions_train_resume_and_evaluate(
+    agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(agent)
     whole = training.train(config, tmp_path / "whole", progress=False)
     assert same_weights(whole, stopped_and_resumed(config, tmp_path / "parts", monkeypatch))
     lines = list(run_folder.read_lines(whole / run_folder.METRICS))
-    assert all(np.isfinite(line["loss/mask"]) for line in lines if line["updates"])
-    agent = sgqn.load_agent(whole)
-    assert agent.spec == Spec(3, 6, 24, 24, discrete=True)
-    scores = sgqn.evaluate(agent, TASK, shift="other", episodes=2, renderer="warp", num_workers=0)
+    loss = "loss/critic" if agent == "dqn" else "loss/mask"
+    assert all(np.isfinite(line[loss]) for line in lines if line["updates"])
+    loaded = sgqn.load_agent(whole)
+    assert loaded.spec == Spec(3, 6, 24, 24, discrete=True)
+    scores = sgqn.evaluate(loaded, TASK, shift="other", episodes=2, renderer="warp", num_workers=0)
     assert scores.episodes == 2
     with pytest.raises(sgqn.InvalidValueError, match="one of 3 discrete actions: cartpole-swingup takes actions of 1"):
-        sgqn.evaluate(agent, "cartpole-swingup", episodes=1, renderer="warp", num_workers=0)
-    pushes = sgqn.evaluate(lambda obs: np.full(len(obs), 2), TASK, episodes=2, renderer="warp", frame_stack=2)
-    assert pushes.mean != scores.mean
+        sgqn.evaluate(loaded, "cartpole-swingup", episodes=1, renderer="warp", num_workers=0)
+    left, right = (
+        sgqn.evaluate(lambda obs, push=push: np.full(len(obs), push), TASK, episodes=2, renderer="warp", frame_stack=2)
+        for push in (0, 2)
+    )
+    assert left.mean < right.mean
+
+
+def test_the_replay_samples_as_many_steps_as_the_agent_asks_for(tmp_path: Path) -> None:
+    config = config_of("sgdqn", settings=settings_for("sgdqn", TASK, **SMALL, decoder_filters=(4, 4), n_steps=4))
+    trainer = training.Trainer(config, tmp_path, progress=False)
+    try:
+        obs, _ = trainer.envs.reset(seed=0)
+        trainer.experience.start(obs)
+        for step in range(5):
+            action = torch.full((2,), step % 3)
+            trainer.experience.add(action, np.array([1.0, 2.0]), obs, np.zeros(2, bool), np.zeros(2, bool), None)
+    finally:
+        trainer.close()
+    replay = trainer.experience.replay
+    assert replay.n_steps == 4
+    batch = replay.gather(torch.tensor([0, 1, 6]))
+    whole = 1 + 0.99 + 0.99**2 + 0.99**3
+    torch.testing.assert_close(batch.reward, torch.tensor([whole, 2 * whole, 1 + 0.99]))
+    torch.testing.assert_close(batch.discount, torch.tensor([0.99**4, 0.99**4, 0.99**2]))
+    assert batch.action.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("agent", ["sac", "drqv2"])
+def test_a_task_with_discrete_actions_refuses_agents_without_and_nothing_is_written(agent: str, tmp_path: Path) -> None:
+    expected = f"agent '{agent}' has continuous actions only, not one of 3 discrete actions: use one of discrete, dqn, "
+    with pytest.raises(sgqn.InvalidValueError, match=expected):
+        training.train(config_of(agent), tmp_path, progress=False)
+    assert not list(tmp_path.iterdir())
 
 
 class Reinforce(Agent):

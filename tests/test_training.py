@@ -57,7 +57,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert evaluations == evaluations_other
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", [name for name in AGENTS if AGENTS[name].takes(discrete=False)])
 def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) -> None:
     folder = micro(tmp_path, "--agent", agent)
     assert folder == tmp_path / "cartpole-swingup" / agent / "0"
@@ -93,6 +93,14 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest
     """Warp cannot draw the dog; the next try must not find a run."""
     for _ in range(2):
         assert "use renderer='gl'" in fails(capsys, "train", *MICRO, "--task", "dog-run", "--out", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_agent_with_other_actions_than_the_task_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = fails(capsys, "train", *MICRO, "--agent", "dqn", "--out", str(tmp_path))
+    assert "agent 'dqn' has discrete actions only, not actions of 1 numbers: use one of drq, " in said
     assert not list(tmp_path.iterdir())
 
 

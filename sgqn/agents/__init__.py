@@ -10,7 +10,7 @@ from sgqn.agents.learner import Learner
 from sgqn.agents.registry import AGENTS, AgentEntry, make_settings, register_agent
 from sgqn.agents.settings import Settings, validate
 from sgqn.augmentations import Augmentation
-from sgqn.errors import SgqnError
+from sgqn.errors import InvalidValueError, SgqnError
 from sgqn.replay import Batch
 
 __all__ = [
@@ -50,6 +50,11 @@ def build_agent(
         expected = entry.settings.__name__
         raise SgqnError(f"agent {name!r} takes {expected}, not {type(settings).__name__}: {settings!r}")
     validate(settings)
+    if not entry.takes(spec.discrete):
+        size, others = spec.action_dim, ", ".join(sorted(one for one in AGENTS if AGENTS[one].takes(spec.discrete)))
+        wanted = f"one of {size} discrete actions" if spec.discrete else f"actions of {size} numbers"
+        instead = f": use one of {others}" if others else ""
+        raise InvalidValueError(f"agent {name!r} has {entry.actions} actions only, not {wanted}{instead}")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would also seed every GPU
         agent = entry.build(spec, settings, augmentation)

@@ -9,13 +9,13 @@ from sgqn.agents.sgqn import SGQN, SGQNSettings
 from sgqn.augmentations import Augmentation
 
 
-@register_agent("sac_consistency", settings=SGQNSettings, augments=False, masks=True)
+@register_agent("sac_consistency", settings=SGQNSettings, actions="continuous", augments=False, masks=True)
 def sac_consistency(spec: Spec, settings: SGQNSettings, augmentation: Augmentation) -> SGQN:
     """SGQN without mask prediction."""
     return SGQN(drq(spec, settings), settings, augmentation, without="selfsup")
 
 
-@register_agent("sac_selfsup", settings=SGQNSettings, masks=True)
+@register_agent("sac_selfsup", settings=SGQNSettings, actions="continuous", masks=True)
 def sac_selfsup(spec: Spec, settings: SGQNSettings, augmentation: Augmentation) -> SGQN:
     """SGQN without the consistency loss."""
     return SGQN(drq(spec, settings), settings, augmentation, without="consistency")

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sgqn.attribution.mask import quantile_mask
@@ -35,7 +34,10 @@ class Spec:
 
     def action_vector(self, action: Tensor) -> Tensor:
         """Actions as vectors (B, action_dim): discrete ones (B,) one-hot, continuous ones as they are."""
-        return F.one_hot(action, self.action_dim).float() if self.discrete else action
+        if not self.discrete:
+            return action
+        # F.one_hot looks at the values on some devices, and an update may not.
+        return (action[:, None] == torch.arange(self.action_dim, device=action.device)).float()
 
     def check_actions(self, action: Tensor, count: int) -> None:
         """Refuse what is not a batch of `count` actions."""
@@ -44,6 +46,8 @@ class Spec:
             raise InvalidValueError(f"expected actions of shape {shape}, not {(*action.shape,)}")
         if action.device.type == "cpu" and not action.isfinite().all():  # on a GPU, the host would have to wait
             raise InvalidValueError(f"actions must be finite numbers, not {action.tolist()}")
+        if self.discrete and action.device.type == "cpu" and not ((action >= 0) & (action < self.action_dim)).all():
+            raise InvalidValueError(f"actions must be integers from 0 to {self.action_dim - 1}, not {action.tolist()}")
 
 
 class Intervals(NamedTuple):

@@ -29,4 +29,6 @@ def drq(spec: Spec, settings: DrQSettings) -> SAC:
     return SAC(spec, settings, view=shift_view(settings))
 
 
-register_agent("drq", settings=DrQSettings, augments=False)(lambda spec, settings, _: drq(spec, settings))
+register_agent("drq", settings=DrQSettings, actions="continuous", augments=False)(
+    lambda spec, settings, _: drq(spec, settings)
+)

@@ -154,4 +154,6 @@ class DrQv2(Learner):
         return found
 
 
-register_agent("drqv2", settings=DrQv2Settings, augments=False)(lambda spec, settings, _: DrQv2(spec, settings))
+register_agent("drqv2", settings=DrQv2Settings, actions="continuous", augments=False)(
+    lambda spec, settings, _: DrQv2(spec, settings)
+)

@@ -14,4 +14,6 @@ def rad(spec: Spec, settings: SACSettings) -> SAC:
     return SAC(spec, settings, view=partial(random_crop, size=spec.image_size))
 
 
-register_agent("rad", settings=SACSettings, crops=True, augments=False)(lambda spec, settings, _: rad(spec, settings))
+register_agent("rad", settings=SACSettings, actions="continuous", crops=True, augments=False)(
+    lambda spec, settings, _: rad(spec, settings)
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sgqn.agents.base import Agent
 from sgqn.registry import Registry, import_submodules
@@ -12,6 +12,7 @@ from sgqn.registry import Registry, import_submodules
 Build = Callable[..., Agent]
 """build(spec, settings, augmentation) -> Agent"""
 Registered = TypeVar("Registered", bound=Build)
+Actions = Literal["any", "continuous", "discrete"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class AgentEntry:
     """It learns with attribution masks, so that the quantile rho matters to it."""
     experience: Callable[..., Any] | None = None
     """experience(config, agent, device) makes what it learns from (`sgqn.experience`); None: a replay buffer."""
+    actions: Actions = "any"
+    """The kind of actions that it can learn."""
+
+    def takes(self, discrete: bool) -> bool:
+        """Whether it can learn a task with discrete, or else continuous actions."""
+        return self.actions in ("any", "discrete" if discrete else "continuous")
 
 
 AGENTS: Registry[AgentEntry] = Registry("agent", lambda: import_submodules("sgqn.agents"))
@@ -42,6 +49,7 @@ def register_agent(
     augments: bool = True,
     masks: bool = False,
     experience: Callable[..., Any] | None = None,
+    actions: Actions = "any",
 ) -> Callable[[Registered], Registered]:
     """Register `build(spec, settings, augmentation) -> Agent` under a name; `settings` is a dataclass.
 
@@ -49,7 +57,9 @@ def register_agent(
     """
 
     def register(build: Registered) -> Registered:
-        AGENTS.register(name, AgentEntry(build, settings, crops, augments, masks, experience), build.__module__)
+        AGENTS.register(
+            name, AgentEntry(build, settings, crops, augments, masks, experience, actions), build.__module__
+        )
         return build
 
     return register

@@ -157,4 +157,6 @@ class SAC(Learner):
         return self.log_alpha.exp()
 
 
-register_agent("sac", settings=SACSettings, augments=False)(lambda spec, settings, _: SAC(spec, settings))
+register_agent("sac", settings=SACSettings, actions="continuous", augments=False)(
+    lambda spec, settings, _: SAC(spec, settings)
+)

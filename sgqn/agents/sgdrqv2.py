@@ -16,6 +16,6 @@ class SGDrQv2Settings(SaliencySettings, DrQv2Settings):
     """Hyperparameters of SGQN and of DrQ-v2."""
 
 
-@register_agent("sgdrqv2", settings=SGDrQv2Settings, masks=True)
+@register_agent("sgdrqv2", settings=SGDrQv2Settings, actions="continuous", masks=True)
 def sgdrqv2(spec: Spec, settings: SGDrQv2Settings, augmentation: Augmentation) -> SGQN:
     return SGQN(DrQv2(spec, settings), settings, augmentation)

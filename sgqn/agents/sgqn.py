@@ -126,6 +126,6 @@ class SGQN(SaliencyWrapper):
         return 0.0 if self.settings.mask_fill == "zero" else random_value(obs, self.generator)
 
 
-@register_agent("sgqn", settings=SGQNSettings, masks=True)
+@register_agent("sgqn", settings=SGQNSettings, actions="continuous", masks=True)
 def sgqn(spec: Spec, settings: SGQNSettings, augmentation: Augmentation) -> SGQN:
     return SGQN(drq(spec, settings), settings, augmentation)

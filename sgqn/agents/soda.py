@@ -82,6 +82,6 @@ class SODA(Wrapper):
         return {**super().left_out(all_critics), **dict.fromkeys(own.state_dict())}
 
 
-@register_agent("soda", settings=SODASettings, crops=True)
+@register_agent("soda", settings=SODASettings, actions="continuous", crops=True)
 def soda(spec: Spec, settings: SODASettings, augmentation: Augmentation) -> SODA:
     return SODA(rad(spec, settings), settings, augmentation)

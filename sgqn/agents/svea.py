@@ -42,4 +42,4 @@ class SVEA(SAC):
         return {"critic": svea_loss(clean_loss, augmented_loss, *self.weights)}
 
 
-register_agent("svea", settings=SVEASettings)(SVEA)
+register_agent("svea", settings=SVEASettings, actions="continuous")(SVEA)

@@ -16,6 +16,6 @@ class SVEASODASettings(SVEASettings, SODASettings):
     """Hyperparameters of SVEA+SODA: those of both."""
 
 
-@register_agent("svea_soda", settings=SVEASODASettings)
+@register_agent("svea_soda", settings=SVEASODASettings, actions="continuous")
 def svea_soda(spec: Spec, settings: SVEASODASettings, augmentation: Augmentation) -> SODA:
     return SODA(SVEA(spec, settings, augmentation), settings, augmentation)

@@ -41,10 +41,16 @@ def settings_of(name: str, **values: Any) -> Any:
     return kind(**{key: value for key, value in values.items() if key in names})
 
 
+def spec_for(name: str, size: int = SIZE) -> Spec:
+    """What an agent can be built for."""
+    entry = AGENTS[name]
+    render = RENDER * size // SIZE if entry.crops else size
+    return Spec(ACTIONS, image_size=size, render_size=render, discrete=not entry.takes(discrete=False))
+
+
 def small(name: str, seed: int = 0, *, perturb: bool = True, double: bool = False, **settings: Any) -> Any:
     """An agent; `perturb` moves every weight off the sparse initialisation, so that all pixels count."""
-    spec = Spec(ACTIONS, image_size=SIZE, render_size=RENDER if AGENTS[name].crops else SIZE)
-    agent = build_agent(name, spec, settings_of(name, **VALUES | settings), OVERLAY, seed=seed)
+    agent = build_agent(name, spec_for(name), settings_of(name, **VALUES | settings), OVERLAY, seed=seed)
     if perturb:
         generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
@@ -60,11 +66,16 @@ def batch_for(agent: Agent, seed: int = 0, phase: Phase = Phase()) -> Batch:  # 
     def pictures() -> Tensor:
         return torch.randint(20, 230, (n, 9, size, size), dtype=torch.uint8, generator=generator)
 
+    def actions() -> Tensor:
+        if agent.spec.discrete:
+            return torch.randint(ACTIONS, (n,), generator=generator)
+        return torch.rand(n, ACTIONS, generator=generator) * 2 - 1
+
     discount = torch.full((n,), 0.99)
     discount[1] = 0  # a terminal state
     return Batch(
         obs=pictures(),
-        action=torch.rand(n, ACTIONS, generator=generator) * 2 - 1,
+        action=actions(),
         reward=torch.rand(n, generator=generator),
         discount=discount,
         next_obs=pictures(),

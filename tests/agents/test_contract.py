@@ -29,7 +29,7 @@ from tests.agents.small import (
 )
 
 PHASES = [Phase(), CRITIC_ONLY, Phase(auxiliary=False), Phase(actor=False, targets=False)]
-DECODERS = ("sgqn", "sac_selfsup", "sgdrqv2")
+DECODERS = ("sgqn", "sac_selfsup", "sgdrqv2", "sgdqn")
 every_agent = pytest.mark.parametrize("name", NAMES)
 
 
@@ -74,6 +74,8 @@ def test_same_seed_same_weights_whatever_the_global_generator_does(name):
 def test_the_seed_of_the_updates_matters(name):
     left, right = small(name), small(name)
     right.generator.manual_seed(17)
+    if name == "dqn":  # whose updates draw random shifts alone
+        right.preparer.manual_seed(17)
     run(left)
     run(right)
     assert not same(snapshot(left), snapshot(right))
@@ -170,7 +172,7 @@ def test_metrics_are_finite_scalars_with_the_same_keys(name, phase):
             assert not value.requires_grad, key
     assert len(keys) == 1
     (found,) = keys
-    assert ("loss/actor" in found) == phase.actor
+    assert ("loss/actor" in found) == (phase.actor and "actor" in agent.optimizers)
     has_auxiliary = name in ("soda", "svea_soda", *DECODERS)
     assert bool({"loss/mask", "loss/soda"} & set(found)) == (has_auxiliary and phase.auxiliary)
 
@@ -194,7 +196,8 @@ def test_phases_switch_their_parts_and_nothing_else(name):
     assert moved(CRITIC_ONLY._replace(targets=True)) == always | {"target"}
     extra = {"projector", "predictor", "slow", "decoder"}
     assert moved(CRITIC_ONLY._replace(auxiliary=True)) == always | has & extra
-    assert has == always | {"actor", "target"} | has & {"log_alpha", *extra}
+    assert has == always | {"target"} | has & {"actor", "log_alpha", *extra}
+    assert ("actor" in has) != agent.spec.discrete
     assert bool(has & extra) == (name in ("soda", "svea_soda", *DECODERS))
 
 
@@ -221,19 +224,20 @@ def test_act_takes_numpy_and_torch_one_and_many(name):
     many = batch_for(agent).obs[:4]
     actions = agent.act(many)
     assert isinstance(actions, torch.Tensor)
-    assert actions.shape == (4, ACTIONS)
-    assert actions.dtype == torch.float32
+    shape = () if agent.spec.discrete else (ACTIONS,)
+    assert actions.shape == (4, *shape)
+    assert actions.dtype == (torch.int64 if agent.spec.discrete else torch.float32)
     assert (actions.abs() <= 1).all()
     assert not actions.requires_grad
     as_numpy = agent.act(many.numpy())
     assert isinstance(as_numpy, np.ndarray)
     np.testing.assert_array_equal(as_numpy, actions.numpy())
     one = agent.act(many[1].numpy())
-    assert one.shape == (ACTIONS,)
+    assert one.shape == shape
     np.testing.assert_allclose(one, actions[1].numpy(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(agent.act(many[1]), actions[1], rtol=1e-4, atol=1e-5)
     assert torch.equal(agent.act(many), actions)
-    drawn = [agent.act(many, deterministic=False) for _ in range(2)]
+    drawn = [agent.act(batch_for(agent).obs, deterministic=False) for _ in range(2)]
     assert not torch.equal(*drawn)
     agent.generator.manual_seed(3)
     first = agent.act(many, deterministic=False)
@@ -283,10 +287,15 @@ def test_predicted_masks_look_like_the_observation(name):
     single = agent.predict_mask(batch.obs[2].numpy(), batch.action[2].numpy())
     assert isinstance(single, np.ndarray)
     np.testing.assert_allclose(single, masks[2].numpy(), rtol=1e-4, atol=1e-5)
-    with pytest.raises(InvalidValueError, match=r"expected actions of shape \(6, 2\), not \(5, 2\)"):
+    more = ", 2" if batch.action.ndim == 2 else ","
+    with pytest.raises(InvalidValueError, match=rf"expected actions of shape \(6{more}\), not \(5{more}\)"):
         agent.predict_mask(batch.obs, batch.action[:5])
     with pytest.raises(InvalidValueError, match="this agent sees"):
         agent.predict_mask(batch.obs[:, :6], batch.action)
+    if agent.spec.discrete:
+        with pytest.raises(InvalidValueError, match=r"actions must be integers from 0 to 1, not \[2\]"):
+            agent.predict_mask(batch.obs[0].numpy(), np.array(2))
+        return
     for number in ("nan", "inf"):
         with pytest.raises(InvalidValueError, match=rf"actions must be finite numbers, not \[\[{number}, 0\.0\]\]"):
             agent.predict_mask(batch.obs[0].numpy(), np.array([float(number), 0]))
@@ -309,6 +318,16 @@ def test_agents_without_a_decoder_say_so(name):
 
 
 # ---- settings
+
+
+@every_agent
+def test_actions_of_another_kind_are_refused(name):
+    discrete = AGENTS[name].actions != "discrete"
+    kind, wanted = ("continuous", "one of 5 discrete actions") if discrete else ("discrete", "actions of 5 numbers")
+    with pytest.raises(InvalidValueError, match=f"agent '{name}' has {kind} actions only, not {wanted}") as error:
+        build_agent(name, Spec(5, image_size=SIZE, render_size=SIZE, discrete=discrete), settings_of(name), OVERLAY)
+    others = ", ".join(sorted(one for one in NAMES if AGENTS[one].takes(discrete)))
+    assert str(error.value).endswith(f": use one of {others}" if others else wanted)
 
 
 def test_defaults_are_the_papers_table():

@@ -307,7 +307,6 @@ def test_a_discrete_learner_can_be_wrapped():
     agent = SGQN(TinyDQN(Spec(ACTIONS, image_size=SIZE, render_size=SIZE, discrete=True), SETTINGS), SETTINGS, OVERLAY)
     agent.make_optimizers()
     batch = batch_for(agent)
-    batch = batch._replace(action=(batch.action[:, 0] > 0).long())
     first = agent.update(batch)
     for _ in range(20):
         last = agent.update(batch, CRITIC_ONLY._replace(auxiliary=True))

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sgqn import runner
-from sgqn.agents import AGENTS, Agent, Phase, Spec, build_agent
+from sgqn.agents import Agent, Phase, build_agent
 from sgqn.augmentations import overlay
 from sgqn.fast.backend import FastBackend
 from sgqn.fast.capture import CapturedPolicy, EventStopwatch, GraphRecorder, Recorder, Updates, Work
 from sgqn.replay import Batch, Replay
 from sgqn.runner import Means, Stopwatch, choose_backend
-from tests.agents.small import ACTIONS, CRITIC_ONLY, NAMES, RENDER, SIZE, VALUES, settings_of
+from tests.agents.small import ACTIONS, CRITIC_ONLY, NAMES, SIZE, VALUES, settings_of, spec_for
 
 CPU = torch.device("cpu")
 EAGER = FastBackend(CPU, "CPU")
@@ -369,22 +369,21 @@ PHASES = (CRITIC_ONLY, Phase())
 
 def agent_on_gpu(name: str, size: int = SIZE, **values: Any) -> Agent:
     pictures = torch.randint(256, (7, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
-    spec = Spec(ACTIONS, image_size=size, render_size=RENDER * size // SIZE if AGENTS[name].crops else size)
-    return build_agent(
-        name, spec, settings_of(name, **values or VALUES), partial(overlay, pictures=pictures.cuda()), device="cuda"
-    )
+    settings, augmentation = settings_of(name, **values or VALUES), partial(overlay, pictures=pictures.cuda())
+    return build_agent(name, spec_for(name, size), settings, augmentation, device="cuda")
 
 
 def replay_for(agent: Agent) -> Replay:
-    size, rng = agent.spec.render_size, np.random.default_rng(0)
-    replay = Replay(64, 2, (3, size, size), (ACTIONS,), device="cuda")
+    size, rng, discrete = agent.spec.render_size, np.random.default_rng(0), agent.spec.discrete
+    shape, dtype = ((), torch.int64) if discrete else ((ACTIONS,), torch.float32)
+    replay = Replay(64, 2, (3, size, size), shape, dtype, device="cuda", n_steps=agent.n_steps)
 
     def obs() -> np.ndarray:
         return rng.integers(0, 256, (2, 9, size, size), dtype=np.uint8)
 
     replay.start(obs())
     for _ in range(20):
-        actions = rng.uniform(-1, 1, (2, ACTIONS)).astype(np.float32)
+        actions = rng.integers(ACTIONS, size=2) if discrete else rng.uniform(-1, 1, (2, ACTIONS)).astype(np.float32)
         replay.add(actions, rng.uniform(size=2), obs(), [False, False], [False, False])
     return replay
 

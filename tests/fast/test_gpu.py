@@ -51,12 +51,15 @@ def pictures(count: int, size: int, seed: int) -> Tensor:
 
 def update(name: str, path: FastBackend) -> dict[str, Tensor]:
     """The losses of a new agent's first update."""
-    spec = Spec(ACTIONS, render_size=100 if AGENTS[name].crops else 84)
+    discrete = not AGENTS[name].takes(discrete=False)
+    spec = Spec(ACTIONS, render_size=100 if AGENTS[name].crops else 84, discrete=discrete)
     settings = settings_of(name, batch_size=BATCH, soda_batch_size=BATCH)
     agent: Agent = build_agent(name, spec, settings, random_conv, seed=0, device="cuda")
     shaken(agent, 0.01)
     drawn, count = torch.Generator().manual_seed(0), agent.sample_size(Phase())
     action, reward = 2 * torch.rand(count, ACTIONS, generator=drawn) - 1, torch.rand(count, generator=drawn)
+    if discrete:
+        action = torch.arange(count) % ACTIONS
     obs, next_obs = (pictures(count, spec.render_size, seed) for seed in (0, 1))
     batch = Batch(obs, action.cuda(), reward.cuda(), torch.full((count,), 0.99).cuda(), next_obs)
     with path.active():

@@ -127,6 +127,8 @@ class _Simulations:
         self._shared["frames"][world] = renderer.frame()
         if "masks" in self._shared:
             self._shared["masks"][world] = renderer.mask()
+        if "screens" in self._shared:
+            self._shared["screens"][world] = renderer.screen()
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class WorkerStage:
             arrays["frames"] = ([num_envs, size, size, 3], "uint8")
             if masks:
                 arrays["masks"] = ([num_envs, size, size], "bool")
+            if probe.has_screen and shift.video is not None:
+                arrays["screens"] = ([num_envs, size, size], "bool")
         self._shared = SharedArrays(arrays)
         count = min(num_envs, num_workers or num_cores())
         config = {
@@ -113,6 +115,9 @@ class WorkerStage:
         if not self._want_masks:
             return None
         return self._warp.masks() if self._warp is not None else self._copy("masks")
+
+    def screens(self) -> Tensor | None:
+        return self._copy("screens") if "screens" in self._shared else None
 
     def successes(self) -> np.ndarray | None:
         return self._shared["successes"].copy() if "successes" in self._shared else None

@@ -49,8 +49,8 @@ class LinearChange:
 
 def _jitter(random: np.random.Generator) -> Map:
     """Brightness, contrast, saturation and hue, as torchvision's ColorJitter names them."""
-    brightness = random.uniform(-40, 40)
-    contrast, saturation = random.uniform(0.6, 1.4), random.uniform(0.3, 1.6)
+    brightness = random.uniform(-30, 30)
+    contrast, saturation = random.uniform(0.6, 1.2), random.uniform(0.3, 1.6)
     angle = random.uniform(-np.pi / 2, np.pi / 2)
     turn = np.array([[1, 0, 0], [0, np.cos(angle), -np.sin(angle)], [0, np.sin(angle), np.cos(angle)]])
     chroma = np.diag([1.0, saturation, saturation])

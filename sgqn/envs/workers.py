@@ -44,9 +44,9 @@ class WorkerStage:
         masks: bool,
         num_workers: int | None = None,
     ):
-        if task.module == "__main__":
+        if "__main__" in task.modules:
             raise InvalidValueError(
-                f"family {task.family.name!r} is defined in a script, which workers cannot import: "
+                f"task {task.name!r} is defined in a script, which workers cannot import: "
                 "move it to a module or use num_workers=0"
             )
         self._shift, self._device, self._want_masks = shift, device, masks
@@ -74,7 +74,7 @@ class WorkerStage:
         self._shared = SharedArrays(arrays)
         count = min(num_envs, num_workers or num_cores())
         config = {
-            "modules": [task.module],
+            "modules": list(task.modules),
             "task": task.name,
             "action_repeat": task.action_repeat,
             "shift": shift.name,

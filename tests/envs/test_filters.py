@@ -55,7 +55,7 @@ def test_the_identity_and_grey() -> None:
     grey = torch.full((200, 4, 4, 3), 127, dtype=torch.uint8)
     assert (RANDOM_CONV.apply(grey, parameters(RANDOM_CONV, 200)).float() - GREY).abs().max() < 4
     jittered = COLOR_JITTER.apply(grey, parameters(COLOR_JITTER, 200)).float()
-    assert (jittered - GREY).abs().max() < 43
+    assert (jittered - GREY).abs().max() < 33
     assert jittered.std() > 10
 
 

@@ -67,6 +67,26 @@ class Slide(gymnasium.Env[Any, Any]):
         return image
 
 
+class Short(Slide):
+    """The same with masks, and over after a number of steps that the seed decides."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, _ = super().reset(seed=seed)
+        self.left = int(self.np_random.integers(2, 12))
+        return obs, self.info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, *_ = super().step(action)
+        self.left -= 1
+        return obs, reward, self.left == 0, False, {**self.info(), "success": self.left == 0}
+
+    def info(self) -> dict[str, Any]:
+        x, y = self.place.astype(int)
+        shown = np.zeros((64, 64), bool)
+        shown[y : y + 14, x : x + 14] = True
+        return {"foreground_mask": shown, "background_mask": ~shown}
+
+
 class Grey(Walk):
     """Greyscale observations without any mask, smaller than what agents see."""
 
@@ -108,6 +128,6 @@ class Broken(Walk):
         raise RuntimeError("no licence\nfound")
 
 
-for one in (Walk, Slide, Grey, Noisy, Blind, Many, Unbounded, BadMask, Broken):
+for one in (Walk, Slide, Short, Grey, Noisy, Blind, Many, Unbounded, BadMask, Broken):
     limit = None if one is Grey else 24
     gymnasium.register(f"{one.__name__}-v0", f"{__name__}:{one.__name__}", max_episode_steps=limit)

@@ -22,10 +22,10 @@ from sgqn.envs.filters import RANDOM_CONV
 from sgqn.run_folder import folder_of, read_lines
 from tests.envs import gym_envs, load
 from tests.envs.contract import check_no_shared_memory, check_specs, check_stacks, play
-from tests.helpers import MICRO, fails, tiny_config
+from tests.helpers import MICRO, fails, tiny_config, untrained_run
 
 MODULE = "gym:tests.envs.gym_envs:"
-WALK, SLIDE, GREY = (f"{MODULE}{name}-v0" for name in ("Walk", "Slide", "Grey"))
+WALK, SLIDE, SHORT, GREY = (f"{MODULE}{name}-v0" for name in ("Walk", "Slide", "Short", "Grey"))
 SHIFTS = ("train", "color_jitter", "random_conv")
 CASES = [(task, shift) for task in (WALK, SLIDE, GREY) for shift in SHIFTS] + [(WALK, "video_hard")]
 
@@ -263,6 +263,21 @@ def test_train_resume_and_evaluate_by_command(tmp_path: Path, capsys: pytest.Cap
     assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "report")]) == 0
     capsys.readouterr()
     assert "masks" in fails(capsys, "saliency", str(whole), "--episodes", "1")
+
+
+def test_episodes_of_other_lengths_are_looked_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An environment that ends its episodes, with masks and success, in everything that plays episodes."""
+    run = untrained_run(tmp_path / "runs" / "0", tiny_config(task=SHORT, action_repeat=1), action_dim=2)
+    assert main(["evaluate", str(run), "--episodes", "3", "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert [line["shift"] for line in lines] == [*SHIFTS, "video_hard"]
+    assert all(line["successes"] == [True] * 3 for line in lines)
+    sheet = tmp_path / "look.png"
+    assert main(["explain", str(run), "--shift", "train", "video_hard", "--out", str(sheet)]) == 0
+    assert main(["explain", str(run), "--shift", "random_conv", "--out", str(tmp_path / "look.mp4")]) == 0
+    assert main(["saliency", str(run), "--episodes", "2", "--shift", "color_jitter", "video_hard", "--json"]) == 0
+    assert main(["preview", "--task", SHORT, "--shift", "video_hard", "--out", str(sheet), "--steps", "30"]) == 0
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
 
 
 @pytest.mark.parametrize(

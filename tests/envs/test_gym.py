@@ -221,6 +221,13 @@ def test_a_shift_that_needs_masks_is_refused_without(capsys: pytest.CaptureFixtu
     assert "'gl'" in fails(capsys, "preview", "--task", SLIDE, "--renderer", "gl")
 
 
+def test_an_agent_without_discrete_actions_refuses_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--task", WALK, *MICRO[2:], "--action-repeat", "1", "--out", str(tmp_path / "runs")]
+    line = fails(capsys, "train", *options)
+    assert "3 discrete" in line
+    assert not (tmp_path / "runs").exists()
+
+
 def test_modules_that_other_processes_import() -> None:
     family = find_task(WALK).family
     assert family.modules(WALK) == ()  # the id says it

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -25,7 +26,6 @@ from sgqn.envs.simulation import Renderer, Simulation
 from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
 
 if TYPE_CHECKING:
-    import gymnasium
     from gymnasium.envs.registration import EnvSpec
 
 log = logging.getLogger("sgqn")
@@ -281,8 +281,6 @@ def _is_image(space: spaces.Space[Any]) -> bool:
 
 def make_env(task: str, draw: bool) -> gymnasium.Env[Any, Any]:
     """The environment of a task; `draw`: with `render_mode="rgb_array"`."""
-    import gymnasium
-
     spec = find_spec(task)
     options: dict[str, Any] = {"render_mode": "rgb_array"} if draw else {}
     if "frameskip" in spec.kwargs:
@@ -298,8 +296,6 @@ def make_env(task: str, draw: bool) -> gymnasium.Env[Any, Any]:
 
 def find_spec(task: str) -> EnvSpec:
     """What Gymnasium knows about a task; imports the module that registers it."""
-    import gymnasium
-
     module, _, name = _id(task).rpartition(":")
     if module:
         plugins.import_module(module, f"the module of {task!r}")
@@ -355,5 +351,7 @@ def _short(space: object) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
+if "sgqn/Catch-v0" not in gymnasium.registry:
+    gymnasium.register("sgqn/Catch-v0", "sgqn.envs.toy:Catch", max_episode_steps=100)
 _family = Gym()
 register_family(_family)

@@ -13,9 +13,9 @@ import numpy as np
 from gymnasium import spaces
 
 SIZE = 84
-BALLS = 5
-RADIUS, FALL, DRIFT = 5, 5, 3
-PADDLE, HEIGHT, MOVE = 22, 5, 6
+BALLS = 10
+RADIUS, FALL, DRIFT = 5, 10, 5
+PADDLE, HEIGHT, MOVE = 22, 5, 12
 """Pixels: width and height of the paddle, and how far an action moves it."""
 BACKGROUND, BALL, BAT = (24, 28, 44), (250, 210, 60), (90, 170, 250)
 _TOP, _BOTTOM = RADIUS, SIZE - HEIGHT - RADIUS
@@ -23,9 +23,9 @@ _Y, _X = np.mgrid[:SIZE, :SIZE]
 
 
 class Catch(gymnasium.Env[np.ndarray, int]):
-    """Catch five balls, one after another: 1 for each that the paddle catches, -1 for each that it misses.
+    """Catch ten balls, one after another: 1 for each that the paddle catches, -1 for each that it misses.
 
-    Actions: left, stay, right. A ball falls for 14 steps and drifts to one side; walls reflect it.
+    Actions: left, stay, right. A ball falls for 7 steps and drifts to one side; walls reflect it.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012

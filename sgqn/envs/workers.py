@@ -129,8 +129,10 @@ class WorkerStage:
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
         plain = {str(world): worker.plain(state) for world, state in enumerate(states)}
-        requests = [{str(world): plain[str(world)] for world in w.worlds} for w in self._workers]
-        self._ask(worker.RESTORE, requests)
+        # One environment of each worker at a time: some play an episode again, and the time to answer is limited.
+        for i in range(max((len(w.worlds) for w in self._workers), default=1)):
+            requests = [{str(world): plain[str(world)] for world in w.worlds[i : i + 1]} for w in self._workers]
+            self._ask(worker.RESTORE, requests)
         if self._warp is not None:
             appearances = [self._shift.appearance(int(s["seed"]), int(s["episode"])) for s in states]
             self._warp.set_appearances(range(self.num_envs), appearances)

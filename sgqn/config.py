@@ -129,7 +129,7 @@ class TrainConfig:
     def plugins(self) -> tuple[str, ...]:
         """The modules outside of this package that the run needs: of its agent, its task and what its settings name."""
         origins = [registry.origin(name) for registry, name in self._named_by_settings()]
-        return plugins.outside([AGENTS.origin(self.agent), find_task(self.task).module, *origins])
+        return plugins.outside([AGENTS.origin(self.agent), *find_task(self.task).modules, *origins])
 
     def check_requirements(self) -> None:
         """Refuse settings that name something whose own requirements, such as Captum, are not installed."""

@@ -36,18 +36,23 @@ def load_installed() -> None:
 def load(modules: Iterable[str]) -> None:
     """Import plugin modules by name, from the working directory too."""
     for module in modules:
-        if module in sys.modules:
-            continue
-        added = os.getcwd()
-        if added not in sys.path:
-            sys.path.append(added)
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise SgqnError(
-                f"the plugin {module!r} cannot be imported ({reason}): install it, or run where {module} can be found"
-            ) from error
+        import_module(module, f"the plugin {module!r}")
+
+
+def import_module(module: str, what: str) -> None:
+    """Import a module by name, from the working directory too; `what` is how an error calls it."""
+    if module in sys.modules:
+        return
+    added = os.getcwd()
+    if added not in sys.path:
+        sys.path.append(added)
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SgqnError(
+            f"{what} cannot be imported ({reason}): install it, or run where {module} can be found"
+        ) from error
 
 
 def outside(origins: Iterable[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ SALIENCY = "saliency.jsonl"
 
 
 def folder_of(config: TrainConfig, out: Path) -> Path:
-    return out / config.task / config.agent / str(config.seed)
+    """Where a run lies. Other characters of a task than letters, digits, '.', '_' and '-' become one '-'."""
+    return out / re.sub(r"[^\w.-]+", "-", config.task) / config.agent / str(config.seed)
 
 
 def write_config(run: Path, config: TrainConfig, machine: dict[str, str] | None = None) -> None:

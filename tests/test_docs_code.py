@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from sgqn import pretrained
 from sgqn.agents import AGENTS
 from sgqn.augmentations import center_crop
 from tests.agents.small import batch_for, small
-from tests.helpers import tiny_config, untrained_run
+from tests.helpers import MICRO, tiny_config, untrained_run
 
 ROOT = Path(sgqn.__file__).parent.parent
 EXAMPLES = ("mine", "ddpg")
@@ -92,6 +95,20 @@ def test_attribution_code(here: Path, agent: str) -> None:
     exec(block, names)
     assert names["heat"].shape == names["mask"].shape == names["obs"].shape
     assert names["mask"].dtype == torch.bool
+
+
+def test_the_environment_of_the_page_is_a_task(here: Path) -> None:
+    page = (ROOT / "docs" / "gym.md").read_text()
+    (module,) = re.findall(r"(?ms)^```python\n(.*?)^```", page)
+    (commands,) = re.findall(r"(?ms)^```\n(sgqn.*?)^```", page)
+    (here / "my_env.py").write_text(module)
+    for line in commands.splitlines():
+        args = shlex.split(line)[1:]
+        small = [*MICRO[4:], "--action-repeat", "1"] if args[0] == "train" else []
+        command = [sys.executable, "-P", "-m", "sgqn.cli", *args, *small]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert {file.name for file in here.iterdir()} >= {"preview.png", "runs", "look.png"}
 
 
 def test_saliency_code(here: Path) -> None:

@@ -468,6 +468,15 @@ def test_an_agent_without_a_decoder_that_crops(cropping: Path) -> None:
     assert picture(shown["look"]["mask"]).shape == (24, 24, 3)
 
 
+def test_a_task_without_masks(tmp_path: Path) -> None:
+    config = tiny_config(task="gym:tests.envs.gym_envs:Slide-v0", action_repeat=2)
+    with Live(untrained_run(tmp_path, config, action_dim=2)) as live:
+        shown = live.see(lambda parts: parts["frame"]["step"] >= 3 and parts["look"]["step"] >= 3)
+    assert shown["frame"]["body"] is shown["frame"]["body_share"] is None
+    assert shown["look"]["share"] is shown["look"]["chance"] is None
+    assert picture(shown["look"]["mask"]).shape == (24, 24, 3)
+
+
 def test_restart_and_other_episodes(folder: Path) -> None:
     with Live(folder, dataclasses.replace(START, paused=True)) as live:
         for _ in range(3):

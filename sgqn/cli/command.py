@@ -155,7 +155,7 @@ def print_tasks() -> None:
     from sgqn.envs.families import families
 
     for family in families():
-        text = f"tasks of {family.name}: {', '.join(family.tasks) or 'any'}"
+        text = f"tasks of {family.name}: {', '.join(filter(None, (*family.tasks, family.open_tasks))) or 'any'}"
         print(textwrap.fill(text, width=80, subsequent_indent="  ", break_on_hyphens=False))
 
 

@@ -10,7 +10,7 @@ from sgqn.envs.opengl import choose_backend
 if TYPE_CHECKING:
     from sgqn.envs.env import PixelEnv, make
     from sgqn.envs.families import Defaults, Family, Task, all_shifts, all_tasks, find_task, register_family
-    from sgqn.envs.shifts import Appearance, Shift
+    from sgqn.envs.shifts import Appearance, PixelChange, Shift
     from sgqn.envs.simulation import MujocoSimulation, Renderer, Simulation
     from sgqn.envs.vector import PixelVectorEnv, make_vec
 
@@ -19,6 +19,7 @@ __all__ = [
     "Defaults",
     "Family",
     "MujocoSimulation",
+    "PixelChange",
     "PixelEnv",
     "PixelVectorEnv",
     "Renderer",
@@ -40,7 +41,7 @@ _LAZY = {
     **dict.fromkeys(("PixelVectorEnv", "make_vec"), "vector"),
     **dict.fromkeys(("Defaults", "Family", "Task", "all_shifts", "all_tasks"), "families"),
     **dict.fromkeys(("find_task", "register_family"), "families"),
-    **dict.fromkeys(("Appearance", "Shift"), "shifts"),
+    **dict.fromkeys(("Appearance", "PixelChange", "Shift"), "shifts"),
     **dict.fromkeys(("MujocoSimulation", "Renderer", "Simulation"), "simulation"),
 }
 

@@ -42,12 +42,15 @@ def is_key(frames: Tensor) -> Tensor:
     return third < limit
 
 
-def replace(frames: Tensor, backgrounds: Tensor) -> Tensor:
-    """New frames that show the background where the frame is green screen; both uint8 (..., H, W, 3)."""
+def replace(frames: Tensor, backgrounds: Tensor, where: Tensor | None = None) -> Tensor:
+    """New frames that show the background where the frame is green screen; both uint8 (..., H, W, 3).
+
+    `where`, bool (..., H, W), takes the place of the chroma key.
+    """
     if frames.shape != backgrounds.shape or backgrounds.dtype != torch.uint8:
         got = f"{backgrounds.dtype} {tuple(backgrounds.shape)}"
         raise InvalidValueError(f"backgrounds must be uint8 {tuple(frames.shape)} like the frames, not {got}")
-    mask = is_key(frames).to(torch.uint8).mul_(255).unsqueeze(-1)
+    mask = (is_key(frames) if where is None else where).to(torch.uint8).mul_(255).unsqueeze(-1)
     # torch.where(key, backgrounds, frames), but faster on a CPU, whose broadcast `where` is slow.
     return (frames ^ backgrounds).bitwise_and_(mask).bitwise_xor_(frames)
 

@@ -66,7 +66,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, Any]):
         self._seed, self._episode = new_seed, episode
         self._stage.reset([0], self._seed, [self._episode])
         frames = self._stage.frames()
-        self._pixels.start([0], [self._episode], frames, self._stage.masks())
+        self._pixels.start([0], self._seed, [self._episode], frames, self._stage.masks(), self._stage.screens())
         self._pixels.prefetch([self._episode + 1])
         self._running = True
         return self._observation(), self._info()
@@ -77,7 +77,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, Any]):
         self._stage.step_async(check_action(action, self.action_space)[None])
         rewards, terminated, truncated = self._stage.step_wait()
         frames = self._stage.frames()
-        self._pixels.push(frames, self._stage.masks())
+        self._pixels.push(frames, self._stage.masks(), self._stage.screens())
         self._running = not (terminated[0] or truncated[0])
         return self._observation(), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), self._info()
 

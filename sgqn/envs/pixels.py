@@ -1,9 +1,13 @@
-"""From rendered frames to observations: the video behind the robot, the stack of frames. Batched, on one device."""
+"""From rendered frames to observations: the video in the background, changed pixels, the stack of frames.
+
+Batched, on one device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +24,7 @@ class Pixels:
         self._clips = [0] * num_envs
         self._times = [0] * num_envs
         self._backgrounds = None
+        self._parameters: Tensor | None = None  # of the shift's change of pixels, a row per environment
         self.source = shift.source
         if shift.video is not None:
             self._backgrounds = open_backgrounds(shift.video, size, device, max_frames=episode_steps + 1)
@@ -30,20 +35,23 @@ class Pixels:
     def start(
         self,
         worlds: Sequence[int],
+        seed: int,
         episodes: Sequence[int],
         frames: Tensor,
         masks: Tensor | None,
+        screens: Tensor | None = None,
     ) -> Tensor:
         """Begin new episodes in some worlds: their stacks hold the first frame throughout.
 
-        `frames` is uint8 (num_envs, size, size, 3).
+        `frames` is uint8 (num_envs, size, size, 3), `screens` bool without the colours.
         """
         for world, episode in zip(worlds, episodes, strict=True):
             self._times[world] = 0
             if self._backgrounds is not None:
                 self._clips[world] = self._shift.clip(episode, self._backgrounds.num_clips)
+            self._set_parameters(world, self._shift.pixel_parameters(seed, episode))
         rows = list(worlds)
-        first = self._composite(frames)[rows]
+        first = self._composite(frames, screens)[rows]
         observations = self.observations.clone()
         observations[rows] = first.repeat(1, self._stack, 1, 1)
         self.observations = observations
@@ -60,10 +68,10 @@ class Pixels:
             count = self._backgrounds.num_clips
             self._backgrounds.prefetch([self._shift.clip(episode, count) for episode in episodes])
 
-    def push(self, frames: Tensor, masks: Tensor | None) -> Tensor:
+    def push(self, frames: Tensor, masks: Tensor | None, screens: Tensor | None = None) -> Tensor:
         """One step further in every world."""
         self._times = [time + 1 for time in self._times]
-        newest = self._composite(frames)
+        newest = self._composite(frames, screens)
         self.observations = torch.cat([self.observations[:, 3:], newest], dim=1)
         if masks is not None and self.masks is not None:
             self.masks = torch.cat([self.masks[:, 1:], masks[:, None]], dim=1)
@@ -83,6 +91,8 @@ class Pixels:
         state["clips"] = torch.tensor(self._clips)
         if self.masks is not None:
             state["masks"] = self.masks.cpu()
+        if self._parameters is not None:
+            state["parameters"] = self._parameters.cpu()
         return state
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -90,11 +100,24 @@ class Pixels:
         self._times, self._clips = state["times"].tolist(), state["clips"].tolist()
         if "masks" in state:
             self.masks = state["masks"].to(self.observations.device)
+        if "parameters" in state:
+            self._parameters = state["parameters"].to(self.observations.device)
 
-    def _composite(self, frames: Tensor) -> Tensor:
-        """Channel-first frames with the video where the green screen shows."""
+    def _set_parameters(self, world: int, parameters: np.ndarray | None) -> None:
+        if parameters is None:
+            return
+        if self._parameters is None:
+            shape = (len(self.observations), *parameters.shape)
+            self._parameters = torch.zeros(shape, device=self.observations.device)
+        self._parameters = self._parameters.clone()  # a state that was handed out stays as it is
+        self._parameters[world] = torch.from_numpy(parameters)
+
+    def _composite(self, frames: Tensor, screens: Tensor | None) -> Tensor:
+        """Channel-first frames with the video on the screens, else where frames are green, and with changed pixels."""
         if self._backgrounds is not None:
-            frames = chroma.replace(frames, self._backgrounds.frames(self._clips, self._times))
+            frames = chroma.replace(frames, self._backgrounds.frames(self._clips, self._times), screens)
+        if self._shift.pixels is not None and self._parameters is not None:
+            frames = self._shift.pixels.apply(frames, self._parameters)
         return frames.permute(0, 3, 1, 2)
 
 

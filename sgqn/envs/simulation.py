@@ -28,6 +28,10 @@ class Renderer:
         """uint8 (size, size, 3), an array of its own."""
         raise NotImplementedError
 
+    def screen(self) -> np.ndarray:
+        """Which pixels of the frame the clips of a video shift replace: bool (size, size)."""
+        raise NotImplementedError
+
     def mask(self) -> np.ndarray:
         """Which pixels of the frame show the controlled system: bool (size, size)."""
         raise SgqnError("masks of the controlled system are not available for this task")
@@ -46,6 +50,8 @@ class Simulation:
     action_space: spaces.Box | spaces.Discrete
     control_seconds: float = 0.1
     """Time that one control step takes."""
+    has_screen: bool = False
+    """Whether its renderer's `screen` says where clips show; else they show where frames are green."""
 
     def __init__(self, task: Task, shift: Shift):
         self.task, self.shift = task, shift

@@ -41,6 +41,10 @@ class Stage(Protocol):
         """bool (num_envs, size, size) where they were asked for; valid after `frames`."""
         ...
 
+    def screens(self) -> Tensor | None:
+        """Where clips show, bool (num_envs, size, size); None where there are none, or they replace green pixels."""
+        ...
+
     def successes(self) -> np.ndarray | None:
         """Whether each simulation is in a state that solves its task, bool (num_envs,); None if the task has none."""
         ...
@@ -76,6 +80,7 @@ class LocalStage:
         first = self._simulations[0]
         self.num_envs, self.action_space = num_envs, first.action_space
         self.agent_step_seconds = first.agent_step_seconds
+        self._has_screens = first.has_screen and shift.video is not None
         self._renderers: list[Renderer] = []
         self._warp: WarpRenderer | None = None
         if renderer == "warp":
@@ -111,6 +116,11 @@ class LocalStage:
         if self._warp is None:
             return torch.from_numpy(np.stack([one.mask() for one in self._renderers])).to(self._device)
         return self._warp.masks()
+
+    def screens(self) -> Tensor | None:
+        if not self._has_screens:
+            return None
+        return torch.from_numpy(np.stack([one.screen() for one in self._renderers])).to(self._device)
 
     def successes(self) -> np.ndarray | None:
         found = [simulation.success for simulation in self._simulations]

@@ -124,7 +124,7 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         rewards, terminated, truncated = self._stage.step_wait()
         frames = self._stage.frames()
-        observations = self._pixels.push(frames, self._stage.masks())
+        observations = self._pixels.push(frames, self._stage.masks(), self._stage.screens())
         info: dict[str, Any] = {}
         over = np.flatnonzero(terminated | truncated).tolist()
         if self._resting.any():
@@ -185,7 +185,7 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._pixels.prefetch([*episodes, *upcoming])
         self._stage.reset(worlds, self._seed, episodes)
         frames = self._stage.frames()
-        self._pixels.start(worlds, episodes, frames, self._stage.masks())
+        self._pixels.start(worlds, self._seed, episodes, frames, self._stage.masks(), self._stage.screens())
 
     def _is_left(self, episode: int) -> bool:
         return self._num_episodes is None or episode < self._num_episodes

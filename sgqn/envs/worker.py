@@ -110,9 +110,9 @@ class _Simulations:
         return {str(world): plain(simulation.state()) for world, simulation in self._worlds.items()}
 
     def restore(self, states: dict[str, Any]) -> None:
-        for world, simulation in self._worlds.items():
-            simulation.restore(states[str(world)])
-            self._show(world, new_episode=True)
+        for world, state in states.items():
+            self._worlds[int(world)].restore(state)
+            self._show(int(world), new_episode=True)
 
     def _show(self, world: int, new_episode: bool = False) -> None:
         """Put what the parent needs to see of a world into shared memory."""
@@ -127,6 +127,8 @@ class _Simulations:
         self._shared["frames"][world] = renderer.frame()
         if "masks" in self._shared:
             self._shared["masks"][world] = renderer.mask()
+        if "screens" in self._shared:
+            self._shared["screens"][world] = renderer.screen()
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:

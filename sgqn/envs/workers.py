@@ -44,9 +44,9 @@ class WorkerStage:
         masks: bool,
         num_workers: int | None = None,
     ):
-        if task.module == "__main__":
+        if "__main__" in task.modules:
             raise InvalidValueError(
-                f"family {task.family.name!r} is defined in a script, which workers cannot import: "
+                f"task {task.name!r} is defined in a script, which workers cannot import: "
                 "move it to a module or use num_workers=0"
             )
         self._shift, self._device, self._want_masks = shift, device, masks
@@ -69,10 +69,12 @@ class WorkerStage:
             arrays["frames"] = ([num_envs, size, size, 3], "uint8")
             if masks:
                 arrays["masks"] = ([num_envs, size, size], "bool")
+            if probe.has_screen and shift.video is not None:
+                arrays["screens"] = ([num_envs, size, size], "bool")
         self._shared = SharedArrays(arrays)
         count = min(num_envs, num_workers or num_cores())
         config = {
-            "modules": [task.module],
+            "modules": list(task.modules),
             "task": task.name,
             "action_repeat": task.action_repeat,
             "shift": shift.name,
@@ -114,6 +116,9 @@ class WorkerStage:
             return None
         return self._warp.masks() if self._warp is not None else self._copy("masks")
 
+    def screens(self) -> Tensor | None:
+        return self._copy("screens") if "screens" in self._shared else None
+
     def successes(self) -> np.ndarray | None:
         return self._shared["successes"].copy() if "successes" in self._shared else None
 
@@ -124,8 +129,10 @@ class WorkerStage:
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
         plain = {str(world): worker.plain(state) for world, state in enumerate(states)}
-        requests = [{str(world): plain[str(world)] for world in w.worlds} for w in self._workers]
-        self._ask(worker.RESTORE, requests)
+        # One environment of each worker at a time: some play an episode again, and the time to answer is limited.
+        for i in range(max((len(w.worlds) for w in self._workers), default=1)):
+            requests = [{str(world): plain[str(world)] for world in w.worlds[i : i + 1]} for w in self._workers]
+            self._ask(worker.RESTORE, requests)
         if self._warp is not None:
             appearances = [self._shift.appearance(int(s["seed"]), int(s["episode"])) for s in states]
             self._warp.set_appearances(range(self.num_envs), appearances)

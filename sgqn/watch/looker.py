@@ -113,8 +113,8 @@ def shown(look: Look, request: Request, method: str, rho: float) -> dict[str, An
     """Images of an attribution and of its mask, and how much of the mask lies on the body, for the newest frame."""
     images = look.images(rho)
     mask = binary(newest(look.mask(rho))).cpu()
-    assert request.step.truth is not None
-    body = request.step.truth[:, -1:]
+    truth = request.step.truth
+    body = None if truth is None else truth[:, -1:]
     return {
         "method": method,
         "rho": rho,
@@ -124,8 +124,8 @@ def shown(look: Look, request: Request, method: str, rho: float) -> dict[str, An
         "mask": data_url(png(overlaid(images.observation[0], images.mask[0]), compress_level=3)),
         "scale": finite(images.scale),
         "kept": float(images.mask.mean()),
-        "share": finite(float(mask_share(mask, body))),
-        "chance": finite(float(base_rate(body))),
+        "share": None if body is None else finite(float(mask_share(mask, body))),
+        "chance": None if body is None else finite(float(base_rate(body))),
     }
 
 

@@ -93,8 +93,9 @@ const show = {
     for (const name of ["observation", "body", "predicted"]) draw(name, frame[name]);
     element("predicted-none").textContent = "this agent has no decoder";
     element("observation-about").textContent = `${frame.shift}, seed ${frame.seed}, episode ${frame.episode}`;
+    element("body-none").textContent = "this task has no masks";
     const body = frame.body_share ? `${percent(frame.body_share)} of the image` : "not in view";
-    element("body-about").textContent = body;
+    element("body-about").textContent = frame.body ? body : "";
     number("at", String(frame.step), ` / ${frame.steps}${frame.over ? " over" : ""}`);
     number("return", short(frame.return, 1));
     number("reward", short(frame.rewards.at(-1), 3));

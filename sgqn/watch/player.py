@@ -84,7 +84,8 @@ class Player:
         wanted = (config.task, shift, config.action_repeat, size, config.frame_stack)
         if self._env is None or wanted != self._made_for:
             self.close()
-            self._env = environment(self.subject, shift, renderer=self._renderer, truth=True)
+            truth = find_task(config.task).family.has_masks(config.task)
+            self._env = environment(self.subject, shift, renderer=self._renderer, truth=truth)
             self._made_for = wanted
         return self._env
 
@@ -117,8 +118,7 @@ class Player:
     def _frame(self, start: Start, step: Step, rewards: list[float], values: list[float]) -> dict[str, Any]:
         """What the page shows of a step, and of the episode so far; `values` has one more than `rewards`."""
         predicted = predict(self.subject.agent, step.seen, step.action)
-        assert step.truth is not None
-        body = step.truth[0, -1].numpy()
+        body = None if step.truth is None else step.truth[0, -1].numpy()
         return {
             "shift": start.shift,
             "seed": start.seed,
@@ -132,8 +132,8 @@ class Player:
             "values": [finite(round(value, 6)) for value in values],
             "observation": _image(newest(step.seen)[0].permute(1, 2, 0).cpu().numpy()),
             "predicted": None if predicted is None else _image(grey(newest(predicted)[0].mean(dim=0).cpu().numpy())),
-            "body": _image(grey(body)),
-            "body_share": float(body.mean()),
+            "body": None if body is None else _image(grey(body)),
+            "body_share": None if body is None else float(body.mean()),
         }
 
     def _publish_run(self) -> None:

@@ -64,6 +64,8 @@ class Family:
     """Place among the families in lists; equal ones are listed as they were registered."""
     tasks: tuple[str, ...] = ()
     """The tasks to list, each with a name that no other family has."""
+    open_tasks: str = ""
+    """What further tasks are called, for lists, in a family without a fixed list."""
     packages: tuple[str, ...] = ()
     """Distributions whose versions a result depends on."""
     shift_texts: Mapping[str, str] = {"train": "the scene as it is"}
@@ -90,6 +92,14 @@ class Family:
         `warp` draws scenes in batches; any other name is a renderer that `Simulation.make_renderer` makes.
         """
         return ("gl", "warp")
+
+    def has_masks(self, task: str) -> bool:
+        """Whether the renderers know which pixels show the controlled system."""
+        return True
+
+    def modules(self, task: str) -> tuple[str, ...]:
+        """Modules that another process must import to know a task, besides the family's own."""
+        return ()
 
     def missing(self) -> str | None:
         """What the family's tasks need and this machine lacks, and how to get it, in one line; None if nothing."""
@@ -135,9 +145,9 @@ class Task:
         return self.defaults.test_shifts or self.shifts
 
     @property
-    def module(self) -> str:
-        """The module to import for another process to know this task."""
-        return type(self.family).__module__
+    def modules(self) -> tuple[str, ...]:
+        """The modules to import for another process to know this task."""
+        return (type(self.family).__module__, *self.family.modules(self.name))
 
 
 _families: dict[str, Family] = {}

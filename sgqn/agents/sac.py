@@ -13,7 +13,6 @@ from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
 from sgqn.agents.settings import Settings, count, fraction, positive
 from sgqn.augmentations import Augmentation, center_crop
-from sgqn.errors import InvalidValueError
 from sgqn.losses import actor_loss, critic_loss, soft_td_target, temperature_loss
 from sgqn.networks import Actor, Critic, Encoder, ema_update_critic, frozen_copy
 from sgqn.replay import Batch
@@ -60,11 +59,6 @@ class SAC(Learner):
     """
 
     def __init__(self, spec: Spec, settings: SACSettings, view: Augmentation | None = None):
-        if spec.discrete:
-            raise InvalidValueError(
-                f"SAC and the agents around it have continuous actions, and this task has {spec.action_dim} discrete "
-                "ones: choose an agent for discrete actions"
-            )
         super().__init__(spec, settings.batch_size)
         self.settings = settings
         self.discount, self.actor_trains_encoder = settings.discount, settings.actor_trains_encoder

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from sgqn.agents import AGENTS, Agent, Phase, Spec, build_agent
+from sgqn.agents.ppo import PPO
 from sgqn.agents.sgqn import SGQNSettings
 from sgqn.augmentations import overlay
 from sgqn.replay import Batch
+from sgqn.rollout import RolloutBatch
 
 NAMES = sorted(AGENTS)
+OFF_POLICY = [name for name in NAMES if AGENTS[name].experience is None]
 ACTIONS = 2
 SIZE = 48
 RENDER = 56
@@ -59,7 +62,7 @@ def small(name: str, seed: int = 0, *, perturb: bool = True, double: bool = Fals
     return agent.double() if double else agent
 
 
-def batch_for(agent: Agent, seed: int = 0, phase: Phase = Phase()) -> Batch:  # noqa: B008
+def batch_for(agent: Agent, seed: int = 0, phase: Phase = Phase()) -> Any:  # noqa: B008
     generator = torch.Generator().manual_seed(seed)
     n, size = agent.sample_size(phase), agent.spec.render_size
 
@@ -71,6 +74,9 @@ def batch_for(agent: Agent, seed: int = 0, phase: Phase = Phase()) -> Batch:  # 
             return torch.randint(ACTIONS, (n,), generator=generator)
         return torch.rand(n, ACTIONS, generator=generator) * 2 - 1
 
+    if isinstance(getattr(agent, "learner", agent), PPO):
+        numbers = torch.randn(3, n, generator=generator)
+        return RolloutBatch(pictures(), actions(), numbers[0] - 2, numbers[1], numbers[2])
     discount = torch.full((n,), 0.99)
     discount[1] = 0  # a terminal state
     return Batch(

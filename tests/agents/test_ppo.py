@@ -175,7 +175,7 @@ def test_sgqn_adds_its_losses_to_ppos_step_and_predicts_the_mask_of_the_value() 
     for one, other in zip(agent.learner.parameters(), learner.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
     for name, loss in losses.items():
-        assert float(metrics[f"loss/{name}"]) == pytest.approx(float(loss), rel=1e-4, abs=1e-8)
+        assert float(metrics[f"loss/{name}"]) == pytest.approx(float(loss.detach()), rel=1e-4, abs=1e-8)
     assert "loss/mask" in agent.learn(batch, Phase())
     assert agent.predict_mask(batch.obs, batch.action).shape == batch.obs.shape
 

@@ -90,7 +90,7 @@ def test_everything_appears_in_the_help(command, tmp_path: Path) -> None:
     assert re.search(r"--augmentation \{.*channel_shuffle.*\}", text)
     assert "--noise" not in text
     text = command("explain", "--help", cwd=tmp_path)
-    assert re.search(r"--shift \{.*video_hard.*dark.*\}", text)
+    assert re.search(r"--shift \[?\{.*video_hard.*dark.*\}", text)
     assert re.search(r"--method \[\{.*gradient_times_input.*\}", text)
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from sgqn import checkpoint, data, run_folder
+from sgqn import checkpoint, data, run_folder, training
 from sgqn.agents import build_agent
 from sgqn.cli import main
 from sgqn.config import TINY_SETTINGS, TrainConfig, preset, settings_for
+from sgqn.errors import Interrupted
 
 TASK = "cartpole-swingup"
 SETTING = {key: [0.1, 0.2, 0.3] for key in data.COLOR_KEYS}
@@ -85,3 +87,24 @@ def write_colors(path: Path, count: int = 2) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([SETTING] * count))
     return path
+
+
+def stopped_and_resumed(config: TrainConfig, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run that was stopped in the middle and resumed."""
+    original = training.Trainer._iterate
+
+    def iterate(self: training.Trainer) -> None:
+        original(self)
+        if self.step == 30:
+            self._stop = training.signal.SIGTERM
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "_iterate", iterate)
+        with pytest.raises(Interrupted):
+            training.train(config, out, progress=False)
+    return training.resume(run_folder.folder_of(config, out), progress=False)
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    first, second = (checkpoint.load(checkpoint.find(folder)).weights for folder in (one, other))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import sgqn
-from sgqn import checkpoint, run_folder, training
+from sgqn import run_folder, training
 from sgqn.agents import AGENTS, Agent, AgentEntry, Phase, Spec
 from sgqn.agents.base import Metrics, adam
 from sgqn.agents.drq import DrQSettings
 from sgqn.agents.sgqn import SGQN, SGQNSettings
 from sgqn.config import TrainConfig, preset, settings_for
 from sgqn.envs.families import _families
-from sgqn.errors import Interrupted
 from sgqn.replay import Batch
 from tests.agents.discrete import TinyDQN
 from tests.envs import example_families
+from tests.helpers import same_weights, stopped_and_resumed
 
 TASK = "push-right"
 SMALL: dict[str, Any] = {"encoder_layers": 2, "encoder_filters": 4, "embedding_dim": 8, "batch_size": 8}
@@ -47,27 +47,6 @@ def config_of(agent: str, **changes: Any) -> TrainConfig:
     tiny = replace(preset("tiny", TASK, agent), settings=settings_for(agent, TASK, **values), image_size=24)
     options = {"steps": 60, "warmup_steps": 16, "num_envs": 2, "log_every": 10, "evaluate_every": 0, "images_every": 20}
     return replace(tiny, **{**options, "checkpoint_every": 20, "pictures": 16, "renderer": "warp", **changes})
-
-
-def stopped_and_resumed(config: TrainConfig, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a run that was stopped in the middle and resumed."""
-    original = training.Trainer._iterate
-
-    def iterate(self: training.Trainer) -> None:
-        original(self)
-        if self.step == 30:
-            self._stop = training.signal.SIGTERM
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "_iterate", iterate)
-        with pytest.raises(Interrupted):
-            training.train(config, out, progress=False)
-    return training.resume(run_folder.folder_of(config, out), progress=False)
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    first, second = (checkpoint.load(checkpoint.find(folder)).weights for folder in (one, other))
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("agent", ["discrete", "dqn", "sgdqn"])

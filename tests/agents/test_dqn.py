@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sgqn.agents import Phase
 from sgqn.networks import DuelingHead
+from tests.agents.plain import Weights, linear, three_layers
 from tests.agents.small import ACTIONS, CRITIC_ONLY, VALUES, batch_for, gradients, small, snapshot
-from tests.agents.test_whole_update import Weights, linear, three_layers
 
 BATCH = VALUES["batch_size"]
 

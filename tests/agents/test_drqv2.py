@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sgqn.agents import Phase
 from sgqn.agents.schedule import LinearSchedule
+from tests.agents.plain import Weights, linear, three_layers
 from tests.agents.small import CRITIC_ONLY, SIZE, VALUES, batch_for, small, snapshot
-from tests.agents.test_whole_update import Weights, linear, three_layers
 
 BATCH, ACTIONS = VALUES["batch_size"], 2
 

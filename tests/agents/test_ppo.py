@@ -23,8 +23,7 @@ from sgqn.config import TrainConfig, preset, settings_for
 from sgqn.envs.families import _families
 from sgqn.losses import consistency_loss
 from sgqn.rollout import RolloutBatch
-from tests.envs import example_families
-from tests.test_experience import same_weights, stopped_and_resumed
+from tests.helpers import same_weights, stopped_and_resumed
 
 SMALL: dict[str, Any] = {"encoder_layers": 2, "encoder_filters": 8, "embedding_dim": 16, "hidden_dim": 32}
 
@@ -126,6 +125,8 @@ def test_it_learns_which_action_pays(discrete: bool) -> None:
 
 @pytest.fixture
 def push(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.envs import example_families  # registers its families: only for this test
+
     monkeypatch.setitem(_families, "push", example_families.Push())
 
 

@@ -14,11 +14,10 @@ from torch import Tensor
 from sgqn.agents import Phase, Spec, build_agent
 from sgqn.agents.sgqn import SGQN, SGQNSettings
 from sgqn.replay import Batch
+from tests.agents.plain import Relu, Weights, linear, three_layers
 
 BATCH, ACTIONS, FILL = 3, 6, 77.0
 CRITIC, TARGET, ACTOR = "learner.critic.", "learner.target.", "learner.actor."
-Weights = dict[str, Tensor]
-Relu = Callable[[Tensor], Tensor]
 
 
 class _GuidedRelu(torch.autograd.Function):
@@ -33,10 +32,6 @@ class _GuidedRelu(torch.autograd.Function):
         return gradient.clamp(min=0) * (x > 0)
 
 
-def linear(w: Weights, name: str, x: Tensor) -> Tensor:
-    return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
-
-
 def encode(w: Weights, part: str, obs: Tensor, relu: Relu = F.relu) -> Tensor:
     x = obs / 255
     for layer in range(11):
@@ -49,12 +44,6 @@ def embed(w: Weights, part: str, features: Tensor) -> Tensor:
     x = linear(w, f"{part}projection.linear", features)
     norm = f"{part}projection.norm"
     return torch.tanh(F.layer_norm(x, (100,), w[f"{norm}.weight"], w[f"{norm}.bias"]))
-
-
-def three_layers(w: Weights, name: str, x: Tensor, relu: Relu = F.relu) -> Tensor:
-    for layer in (0, 2):
-        x = relu(linear(w, f"{name}.{layer}", x))
-    return linear(w, f"{name}.4", x)
 
 
 def values(w: Weights, part: str, embedding: Tensor, action: Tensor, relu: Relu = F.relu) -> list[Tensor]:

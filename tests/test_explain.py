@@ -96,11 +96,12 @@ def test_one_block_for_each_shift_with_the_same_moments(folders: dict[str, str],
     assert main(["explain", folders["sgqn"], *shifts, "--out", str(out)]) == 0
     sheet = read(out)
     assert sheet.shape[1::-1] == explain.sheet_size(3, 2)
-    for row, step in ((0, 0), (1, 19)):
-        for block, shift in enumerate(("train", "color_hard", "video_hard")):
-            subject = Subject.load(folders["sgqn"], "cpu")
-            actions = play(subject, "train", 0, "auto").actions
-            shown = play(subject, shift, 0, "auto", actions=actions).seen[step, -3:].permute(1, 2, 0).numpy()
+    subject = Subject.load(folders["sgqn"], "cpu")
+    actions = play(subject, "train", 0, "auto").actions
+    for block, shift in enumerate(("train", "color_hard", "video_hard")):
+        seen = play(subject, shift, 0, "auto", actions=actions).seen
+        for row, step in ((0, 0), (1, 19)):
+            shown = seen[step, -3:].permute(1, 2, 0).numpy()
             assert np.array_equal(cell(sheet, row, 0, block, rows=2), shown)
 
 

@@ -212,6 +212,9 @@ def test_what_the_folder_tells(trained: dict[str, Path], packaged: Path) -> None
 
 def test_the_model_card(packaged: Path) -> None:
     text = (packaged / package.CARD).read_text()
+    facts, _, text = text.removeprefix("---\n").partition("---\n\n")
+    assert "library_name: sgqn\n" in facts
+    assert '  - "cartpole-swingup"\n' in facts
     assert text.startswith("# sgqn on cartpole-swingup\n")
     assert "24 agent steps, seed 0" in text
     assert "| train | 150 ± 50 | 2 | gl | none | single | 24 |" in text
@@ -229,7 +232,7 @@ def test_the_card_s_command_repeats_the_run(
 ) -> None:
     line = next(line for line in (packaged / package.CARD).read_text().splitlines() if "sgqn train" in line)
     told: list[TrainConfig] = []
-    monkeypatch.setattr(training, "train", lambda config, out, progress: told.append(config) or tmp_path)
+    monkeypatch.setattr(training, "train", lambda config, *_: told.append(config) or tmp_path)
     assert main(shlex.split(line)[1:]) == 0
     assert told == [run_folder.read_config(trained["sgqn"])]
 
@@ -464,6 +467,14 @@ def test_export_refuses(
     good = str(trained["sgqn"])
     assert "no exported agent" in fails(capsys, "export", good, "--out", str(mine))
     assert "not a folder" in fails(capsys, "export", good, "--out", str(mine / "thesis.tex"))
+    beside = shutil.copytree(packaged, tmp_path / "beside")
+    (beside / "notes.txt").write_text("weeks")
+    assert "no exported agent, notes.txt" in fails(capsys, "export", good, "--out", str(beside))
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / package.ABOUT).write_text('{"name": "somebody else\'s"}')
+    assert "no exported agent to replace" in fails(capsys, "export", good, "--out", str(foreign))
+    assert [(beside / "notes.txt").read_text(), os.listdir(foreign)] == ["weeks", [package.ABOUT]]
     small = tmp_path / "small"
     export(trained["sgqn"], small, "int8")
     said = fails(capsys, "export", str(small), "--out", str(tmp_path / "b"), "--precision", "half")

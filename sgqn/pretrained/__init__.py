@@ -20,7 +20,7 @@ def available() -> dict[str, Path]:
 
 
 def short(name: str) -> str:
-    """What to write after `pretrained:`: the agent only where it is another than SGQN."""
+    """The name after `pretrained:`; it includes the agent unless that is SGQN."""
     return name.removesuffix(f"/{AGENT}")
 
 

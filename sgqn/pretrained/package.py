@@ -1,12 +1,12 @@
-"""An agent packed for sharing: the weights that it needs to act and to be looked into, in half precision or 8 bits.
+"""An agent packed for sharing: the weights for actions and explanations, in half precision or 8 bits.
 
     weights.safetensors    names as in the module; where a matrix is 8-bit, NAME.scale has the factor of each row
     agent.json             configuration, shapes, step, versions, returns, learning curve; SHA-256 of the weights and of
                            itself
     README.md              the model card
 
-What only learning needs is left out: target networks, optimizers, SODA's projections, and the second critic unless the
-attribution reads it. A loaded agent has copies in their place.
+Weights that only training needs are left out: target networks, optimizers, SODA's projections, and the second critic
+unless the attribution reads it. A loaded agent has copies in their place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Precision = Literal["half", "int8"]
 PRECISIONS = ("single", *get_args(Precision))
 """From the weights as they were trained to the smallest."""
 LARGE = 1 << 16
-"""From how many numbers on a matrix is stored in 8 bits, where that is asked for."""
+"""Minimum number of elements of matrices that are stored in 8 bits, with int8."""
 SCALE = ".scale"
 
 

@@ -1,18 +1,25 @@
 """Compare the time of one SGQN update with a direct implementation of the authors' update, and show where it goes.
 
     python benchmarks/update_cost.py                    # the paper's sizes on the CPU, some minutes
+    python benchmarks/update_cost.py --attributions gradient grad_cam smoothgrad:samples=4      # of other methods
+    python benchmarks/update_cost.py --attributions gradient grad_cam --device cuda
     python benchmarks/update_cost.py --tiny             # check that the script works, in seconds
 
 The schedule is a cycle of two updates: one with the actor, target and auxiliary steps, one without. The reference
 computes the same losses (checked first), with separate passes for the attribution before and after every critic step
 and ordinary tensors. It is measured a second time without attributions that no auxiliary step uses. All variants are
 measured alternately in one process; medians are reported.
+
+With `--attributions`, updates of SGQN with these attribution methods are compared with updates with guided
+backpropagation instead. On a CPU their processor time is measured, which other processes hardly change. On a GPU they
+run as in the trainer, by its fastest path.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 import statistics
 import time
@@ -21,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -38,10 +45,13 @@ from sgqn.agents.sgqn import SGQN, SGQNSettings
 from sgqn.augmentations import overlay, random_shift
 from sgqn.config import preset
 from sgqn.replay import Batch
+from sgqn.runner import Backend, choose_backend
 
 CYCLE = (Phase(True, True, True), Phase(False, False, False))
 ACTIONS = 6
 TASK = "walker-walk"
+CPU = torch.device("cpu")
+REFERENCE = "guided_backprop"
 
 
 @dataclass
@@ -54,6 +64,12 @@ class Options:
     """Measured cycles of two updates."""
     threads: int = 2
     """CPU threads."""
+    attributions: tuple[str, ...] = ()
+    """Compare updates with these attribution methods with those with guided_backprop."""
+    mask: Literal["quantile", "soft"] = "quantile"
+    """Mask of these updates."""
+    device: str = "cpu"
+    """Device of these updates: cpu, cuda or cuda:1."""
     tiny: bool = False
     """Use a small network and batch and one cycle, to check that the script works."""
     json: bool = False
@@ -68,6 +84,9 @@ def main(options: Options) -> None:
         options = replace(options, cycles=1, threads=1)
         settings = replace(preset("tiny", TASK).settings, batch_size=4)
         spec = Spec(ACTIONS, image_size=24, render_size=24)
+    if options.attributions:
+        compare_attributions(options, spec, settings)
+        return
     check_same_losses(spec, replace(settings, batch_size=min(8, settings.batch_size)))
 
     batch = make_batch(spec, settings.batch_size)
@@ -86,6 +105,8 @@ def main(options: Options) -> None:
             seconds[name].append(run_cycle(update, batch) / len(CYCLE))
     shares = parts(ours, batch, max(1, options.cycles // 2))
     show(options, settings, {name: statistics.median(values) for name, values in seconds.items()}, shares)
+    if options.tiny:
+        compare_attributions(replace(options, attributions=("grad_cam", "smoothgrad:samples=2")), spec, settings)
 
 
 def show(options: Options, settings: SGQNSettings, seconds: dict[str, float], shares: dict[str, float]) -> None:
@@ -108,14 +129,14 @@ def show(options: Options, settings: SGQNSettings, seconds: dict[str, float], sh
     console.print(where)
 
 
-def make_agent(spec: Spec, settings: SGQNSettings) -> SGQN:
+def make_agent(spec: Spec, settings: SGQNSettings, device: torch.device = CPU) -> SGQN:
     images = torch.randint(256, (256, 3, spec.image_size, spec.image_size), dtype=torch.uint8)
-    agent = build_agent("sgqn", spec, settings, partial(overlay, pictures=images))
+    agent = build_agent("sgqn", spec, settings, partial(overlay, pictures=images.to(device)), device=device)
     assert isinstance(agent, SGQN)
     with torch.no_grad():  # move away from the sparse initialization, as training does
         generator = torch.Generator().manual_seed(1)
         for parameter in agent.parameters():
-            parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator).to(device))
     learner: Any = agent.learner
     learner.target.load_state_dict(learner.critic.state_dict())
     return agent
@@ -148,6 +169,85 @@ def check_same_losses(spec: Spec, settings: SGQNSettings) -> None:
         left, right = ours.update(batch, phase), reference.update(batch, phase)
         for name, value in right.items():
             torch.testing.assert_close(left[name], value, rtol=1e-4, atol=1e-6, msg=f"{name}: {left[name]}, {value}")
+
+
+# ---- attribution methods
+
+
+class Updates:
+    """Updates with one attribution method, as the trainer runs them."""
+
+    def __init__(self, backend: Backend, spec: Spec, settings: SGQNSettings):
+        self._device, on_gpu = backend.device, backend.device.type == "cuda"
+        agent = make_agent(spec, settings, backend.device)
+        batch = Batch(*(part.to(backend.device) for part in make_batch(spec, settings.batch_size)))
+        self._cycle = CYCLE * 8 if on_gpu else CYCLE  # what the trainer captures in one graph
+        generators = (agent.generator, agent.preparer)
+        self._runner = backend.runner(agent, lambda phase: agent.prepare(batch), generators, self._cycle)
+        self.note = "captured" if backend.name != "eager" else "eager"
+        with said("sgqn.fast.capture") as lines:
+            for _ in range(3 if on_gpu else 1):  # enough to be captured and replayed
+                self.run()
+        self.note = lines[0] if lines else self.note
+        self.kept = self._runner.metrics.read()["mask/kept"]
+
+    def run(self) -> float:
+        """Seconds of one update, averaged over the cycle: on a CPU of processor time, all threads together."""
+        clock = time.perf_counter if self._device.type == "cuda" else time.process_time
+        self._wait()
+        start = clock()
+        self._runner.update(self._cycle)
+        self._wait()
+        return (clock() - start) / len(self._cycle)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def compare_attributions(options: Options, spec: Spec, settings: SGQNSettings) -> None:
+    backend = choose_backend(options.device)
+    names = list(dict.fromkeys((REFERENCE, *options.attributions)))
+    runs = {
+        name: Updates(backend, spec, replace(settings, attribution=name, mask=options.mask))
+        for name in track(names, description="methods", disable=options.json)
+    }
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for _ in track(range(options.cycles), description="cycles", disable=options.json):
+        for name, run in runs.items():
+            seconds[name].append(run.run())
+    # Ratios of neighbours in time, so that other work on the machine matters less.
+    ratios = {
+        name: statistics.median(one / other for one, other in zip(values, seconds[REFERENCE], strict=True))
+        for name, values in seconds.items()
+    }
+    milliseconds = {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
+    if options.json:
+        found = {"ms": milliseconds, "ratio": ratios, "note": {name: run.note for name, run in runs.items()}}
+        print(json.dumps({"backend": backend.to_dict(), "mask": options.mask, **found}, indent=1))
+        return
+    on_cpu = backend.device.type == "cpu"
+    where = backend.describe() + (f", processor time, {options.threads} threads" if on_cpu else "")
+    table = Table(title=f"one SGQN update, batch {settings.batch_size}, {options.mask} mask; {where}")
+    for column in ("attribution", "ms", f"time / {REFERENCE}", "pixels kept", "run"):
+        table.add_column(column, justify="left" if column in ("attribution", "run") else "right")
+    for name, value in milliseconds.items():
+        cells = (f"{value:.{0 if value > 100 else 2}f}", f"{ratios[name]:.2f}", f"{runs[name].kept:.1%}")
+        table.add_row(name, *cells, runs[name].note)
+    Console(width=140).print(table)
+
+
+@contextmanager
+def said(logger: str) -> Iterator[list[str]]:
+    """The messages of a logger meanwhile."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(logger).addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger(logger).removeHandler(handler)
 
 
 # ---- where the time goes

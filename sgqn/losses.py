@@ -18,7 +18,7 @@ from sgqn.replaceable import replaceable
 
 
 def _same_shape(**tensors: Tensor) -> None:
-    """Refuse (B,) against (B, 1), which broadcasting would silently turn into (B, B)."""
+    """Raise an error for (B,) and (B, 1), which would broadcast to (B, B)."""
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise InvalidValueError(f"shapes differ: {shapes}")
@@ -45,7 +45,7 @@ def soft_td_target(
 def td_target(reward: Tensor, discount: Tensor, next_qs: Iterable[Tensor]) -> Tensor:
     r"""y = r + d min_i Q_i'(s', a'), d as in `soft_td_target`.
 
-    With returns of n steps, r is the discounted sum of their rewards, s' follows the last one, and d is gamma^n or 0.
+    With n-step returns, r is the discounted sum of rewards, s' follows the last one, and d is gamma^n or 0.
     """
     next_q = minimum(next_qs)
     _same_shape(reward=reward, discount=discount, next_q=next_q)
@@ -65,7 +65,7 @@ def actor_loss(qs: Iterable[Tensor], log_pi: Tensor, alpha: Tensor) -> Tensor:
 
 
 def deterministic_actor_loss(qs: Iterable[Tensor]) -> Tensor:
-    r"""L_mu = -E[min_i Q_i(s, a)], a the policy's action, perhaps with noise: the gradient flows through a."""
+    r"""L_mu = -E[min_i Q_i(s, a)], a the policy's action, possibly with noise: the gradient flows through a."""
     return -minimum(qs).mean()
 
 
@@ -77,7 +77,7 @@ def temperature_loss(log_alpha: Tensor, log_pi: Tensor, target_entropy: float) -
 def consistency_loss(qs: Iterable[Tensor], qs_masked: Iterable[Tensor]) -> Tensor:
     r"""L_C = sum_i E[(Q_i(s, a) - Q_i(s ⊙ M_rho(Q, s, a), a))^2], the gradient flowing through both values.
 
-    It makes the critics decide from the salient pixels alone. Added to L_Q with the weight lambda.
+    It makes the critics depend only on the salient pixels. Added to L_Q with the weight lambda.
     """
     return sum_of_squared_errors(list(zip(qs, qs_masked, strict=True)), "q", "q_masked")
 
@@ -86,7 +86,7 @@ def consistency_loss(qs: Iterable[Tensor], qs_masked: Iterable[Tensor]) -> Tenso
 def mask_prediction_loss(logits: Tensor, mask: Tensor) -> Tensor:
     r"""L_SL = E[BCE(M_theta(f_theta(tau(s)), a), M_rho(Q, s, a))].
 
-    It makes the features of an augmented image tau(s) tell which pixels of s are salient. Takes the decoder's
+    It makes the features of an augmented image tau(s) predict which pixels of s are salient. Takes the decoder's
     logits and a boolean mask, or a soft one in [0, 1].
     """
     _same_shape(logits=logits, mask=mask)

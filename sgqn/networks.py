@@ -62,7 +62,7 @@ class Encoder(nn.Module):
     """
 
     pixels_per_feature = 2
-    """How many pixels of the image lie between neighbouring features; the feature map is centred in the image."""
+    """Distance between neighbouring features in pixels; the feature map is centred in the image."""
 
     def __init__(self, in_channels: int = 9, num_layers: int = 11, num_filters: int = 32, image_size: int = 84) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class Encoder(nn.Module):
 
 
 def fast_format(x: Tensor) -> torch.memory_format:
-    """The layout that convolutions like: channels last on a CPU, where it saves a reordering around each of them, and
-    for the tensor cores, which take bf16."""
+    """The fastest memory layout for convolutions: channels last on a CPU, where it saves reordering, and for bf16 on
+    tensor cores."""
     plain = x.is_cuda and not torch.is_autocast_enabled("cuda")
     return torch.preserve_format if plain else torch.channels_last
 
@@ -250,9 +250,9 @@ def log_tanh_derivative(x: Tensor) -> Tensor:
 
 
 class Actor(nn.Module):
-    """pi_theta: a projection of its own and a policy head, on the critic's feature maps.
+    """pi_theta: its own projection and a policy head, on the critic's feature maps.
 
-    It owns no convolutions: the critic's losses train them, so features are detached unless asked otherwise.
+    It has no convolutions: the critic's losses train them, so features are detached by default.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class AttributionDecoder(nn.Module):
     """M_theta: predicts the attribution mask from the critic's embedding and the action.
 
     Returns logits like the observation, (B, channels, image_size, image_size). The first convolution has the
-    authors' 128 filters (the paper says 64); initialised by PyTorch's own rule.
+    authors' 128 filters (the paper says 64); initialised by PyTorch's default.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class AttributionDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if image_size % 4:
-            raise InvalidValueError(f"the decoder upsamples twice: image_size {image_size} is no multiple of 4")
+            raise InvalidValueError(f"the decoder upsamples twice: image_size {image_size} is not a multiple of 4")
         self.base_shape = (base_filters, image_size // 4, image_size // 4)
         self.linear = nn.Linear(embedding_dim + action_dim, math.prod(self.base_shape))
         self.conv1 = nn.Conv2d(base_filters, filters[0], 3, padding=1)
@@ -375,7 +375,7 @@ class SodaMLP(nn.Module):
 
 
 def frozen_copy(module: Module) -> Module:
-    """A target network: a copy that shares no memory and takes no gradient."""
+    """A target network: a copy without shared memory and without gradients."""
     return copy.deepcopy(module).requires_grad_(False)
 
 
@@ -387,7 +387,7 @@ def ema_update(target: nn.Module, source: nn.Module, tau: float) -> None:
 
 
 def ema_update_critic(target: Critic, source: Critic, encoder_tau: float = 0.05, heads_tau: float = 0.01) -> None:
-    """Move a target critic: the encoder with its projection, as in the benchmark, and the Q heads."""
+    """Update a target critic: the encoder with its projection, as in the benchmark, and the Q heads."""
     ema_update(target.encoder, source.encoder, encoder_tau)
     ema_update(target.projection, source.projection, encoder_tau)
     ema_update(target.heads, source.heads, heads_tau)

@@ -24,6 +24,7 @@ __all__ = [
     "Settings",
     "Spec",
     "build_agent",
+    "check_actions",
     "make_settings",
     "no_augmentation",
     "register_agent",
@@ -35,6 +36,16 @@ def no_augmentation(obs: Tensor, generator: torch.Generator) -> Tensor:
     raise SgqnError("this agent was built without an augmentation: it can act, but not learn")
 
 
+def check_actions(name: str, spec: Spec) -> None:
+    """Refuse an agent that cannot learn the actions of an environment."""
+    entry = AGENTS[name]
+    if not entry.takes(spec.discrete):
+        size, others = spec.action_dim, ", ".join(sorted(one for one in AGENTS if AGENTS[one].takes(spec.discrete)))
+        wanted = f"one of {size} discrete actions" if spec.discrete else f"actions of {size} numbers"
+        instead = f": use one of {others}" if others else ""
+        raise InvalidValueError(f"agent {name!r} has {entry.actions} actions only, not {wanted}{instead}")
+
+
 def build_agent(
     name: str,
     spec: Spec,
@@ -44,17 +55,13 @@ def build_agent(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Agent:
-    """An agent with fresh weights, which depend on the seed alone."""
+    """An agent with fresh weights, which depend only on the seed."""
     entry = AGENTS[name]
     if not isinstance(settings, entry.settings):
         expected = entry.settings.__name__
         raise SgqnError(f"agent {name!r} takes {expected}, not {type(settings).__name__}: {settings!r}")
     validate(settings)
-    if not entry.takes(spec.discrete):
-        size, others = spec.action_dim, ", ".join(sorted(one for one in AGENTS if AGENTS[one].takes(spec.discrete)))
-        wanted = f"one of {size} discrete actions" if spec.discrete else f"actions of {size} numbers"
-        instead = f": use one of {others}" if others else ""
-        raise InvalidValueError(f"agent {name!r} has {entry.actions} actions only, not {wanted}{instead}")
+    check_actions(name, spec)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would also seed every GPU
         agent = entry.build(spec, settings, augmentation)

@@ -1,4 +1,4 @@
-"""What the trainer, the evaluation and the inspection expect of an agent."""
+"""The agent interface for training, evaluation and inspection."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 
 @dataclass(frozen=True)
 class Spec:
-    """What an agent is built for. Some agents are shown `render_size` pixels and see a crop of `image_size`."""
+    """Sizes that an agent is built for. Some agents get `render_size` pixels and crop them to `image_size`."""
 
     action_dim: int
-    """Numbers in a continuous action, or how many discrete actions there are."""
+    """Size of a continuous action, or the number of discrete actions."""
     channels: int = 9
     image_size: int = 84
     render_size: int = 84
     discrete: bool = False
 
     def action_vector(self, action: Tensor) -> Tensor:
-        """Actions as vectors (B, action_dim): discrete ones (B,) one-hot, continuous ones as they are."""
+        """Actions as vectors (B, action_dim): discrete actions (B,) are one-hot encoded, continuous ones unchanged."""
         if not self.discrete:
             return action
         # F.one_hot looks at the values on some devices, and an update may not.
         return (action[:, None] == torch.arange(self.action_dim, device=action.device)).float()
 
     def check_actions(self, action: Tensor, count: int) -> None:
-        """Refuse what is not a batch of `count` actions."""
+        """Raise an error unless `action` is a batch of `count` actions."""
         shape = (count,) if self.discrete else (count, self.action_dim)
         if action.shape != shape:
             raise InvalidValueError(f"expected actions of shape {shape}, not {(*action.shape,)}")
@@ -51,7 +51,7 @@ class Spec:
 
 
 class Intervals(NamedTuple):
-    """Every how many updates an agent wants its actor, its target networks and its auxiliary step."""
+    """Number of updates between two actor, target and auxiliary steps."""
 
     actor: int = 1
     targets: int = 1
@@ -59,7 +59,7 @@ class Intervals(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Which parts of an update run: the trainer's schedule, fixed before the update begins."""
+    """Which parts of an update run. The trainer decides this before the update starts."""
 
     actor: bool = True
     targets: bool = True
@@ -67,10 +67,10 @@ class Phase(NamedTuple):
 
 
 class Agent(nn.Module):
-    """Networks, their optimizers and their random numbers; knows no environment, no logger, no file.
+    """Networks, optimizers and random generators; independent of environments, loggers and files.
 
-    A subclass implements `make_optimizers`, `learn` and `policy`. `batch_size` is how many transitions an update takes,
-    `discount` the discount factor of the transitions' targets, `n_steps` how many rewards a transition sums.
+    A subclass implements `make_optimizers`, `learn` and `policy`. `batch_size` is the number of transitions per update,
+    `discount` the discount factor, `n_steps` the number of steps of n-step returns.
     """
 
     discount = 0.99
@@ -92,11 +92,11 @@ class Agent(nn.Module):
         raise NotImplementedError
 
     def update(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
-        """One update: tensors in, tensors out, nothing that a CUDA graph could not capture."""
+        """One update: tensors in, tensors out, so that it can be captured in a CUDA graph."""
         return self.learn(self.prepare(batch), phase)
 
     def prepare(self, batch: Batch) -> Batch:
-        """The part of an update that needs no weights: it may run ahead, next to another update."""
+        """The part of an update that needs no weights. It may run in parallel with the previous update."""
         return batch
 
     def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
@@ -104,7 +104,7 @@ class Agent(nn.Module):
         raise NotImplementedError
 
     def sample_size(self, phase: Phase) -> int:
-        """How many transitions `update` takes in this phase."""
+        """Number of transitions that `update` takes in this phase."""
         del phase
         return self.batch_size
 
@@ -113,9 +113,9 @@ class Agent(nn.Module):
         raise NotImplementedError
 
     def value(self, obs: Tensor, action: Tensor) -> Tensor:
-        """What attributions of this agent explain, (B,), of observations (B, C, H, W) as its networks see them.
+        """The value that attributions explain, (B,), for observations (B, C, H, W) of the networks' image size.
 
-        Q(s, a) for agents with a critic. By default how far the policy points towards `action`: <pi(s), a>.
+        Q(s, a) for agents with a critic. By default the inner product <pi(s), a>.
         """
         preferred = self.policy(obs, deterministic=True)
         if not preferred.is_floating_point():
@@ -124,12 +124,12 @@ class Agent(nn.Module):
 
     @property
     def explained_by(self) -> str:
-        """The attribution method that this agent is looked into with, unless another is asked for."""
+        """The default attribution method for this agent."""
         return "guided_backprop"
 
     @property
     def rho(self) -> float | None:
-        """The quantile of its attribution mask; None where it learns without one."""
+        """The quantile of its attribution mask; None if it learns without a mask."""
         return None
 
     def mask_of(self, attribution: Tensor, rho: float) -> Tensor:
@@ -138,16 +138,16 @@ class Agent(nn.Module):
 
     @property
     def predicts_masks(self) -> bool:
-        """Whether it has a decoder M_theta, which `mask_probabilities` and `predict_mask` ask."""
+        """Whether it has a decoder M_theta for `mask_probabilities` and `predict_mask`."""
         return False
 
     def mask_probabilities(self, obs: Tensor, action: Tensor) -> Tensor:
-        """What the decoder M_theta predicts: (B, C, H, W) in [0, 1]."""
+        """The mask predicted by the decoder M_theta: (B, C, H, W) in [0, 1]."""
         raise SgqnError(f"{type(self).__name__} has no attribution decoder: it does not learn to predict masks")
 
     def left_out(self) -> dict[str, str | None]:
-        """Weights that an exported agent lacks, since only learning needs them: each with the name of the weight whose
-        copy replaces it when the agent is loaded, or None to leave it as it is in a fresh agent."""
+        """Weights that are not exported, because only training needs them: each with the name of the weight whose copy
+        replaces it when the agent is loaded, or None to keep the initial weight."""
         return {}
 
     @torch.no_grad()
@@ -190,13 +190,19 @@ class Agent(nn.Module):
         return result if isinstance(given, Tensor) else result.cpu().numpy()
 
 
-def minimize(optimizer: torch.optim.Optimizer, losses: Losses) -> Metrics:
-    """One step down the sum of the losses, for the optimizer's own parameters alone."""
+def minimize(optimizer: torch.optim.Optimizer, losses: Losses, max_norm: float | None = None) -> Metrics:
+    """One gradient step on the sum of the losses, only for the optimizer's own parameters.
+
+    With `max_norm`, the gradient is clipped to this norm, and the metrics have the norm before clipping.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.zero_grad(set_to_none=True)
     torch.autograd.backward(list(losses.values()), inputs=parameters)
+    metrics = {f"loss/{name}": loss.detach() for name, loss in losses.items()}
+    if max_norm is not None:
+        metrics["gradient_norm"] = nn.utils.clip_grad_norm_(parameters, max_norm)
     optimizer.step()
-    return {f"loss/{name}": loss.detach() for name, loss in losses.items()}
+    return metrics
 
 
 @replaceable
@@ -205,5 +211,5 @@ def make_adam(parameters: list[Tensor], learning_rate: float, beta: float) -> to
 
 
 def adam(parameters: Iterable[Tensor], learning_rate: float, beta: float = 0.9) -> torch.optim.Adam:
-    """Adam as the paper sets it."""
+    """Adam with the paper's settings."""
     return make_adam(list(parameters), learning_rate, beta)

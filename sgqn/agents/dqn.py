@@ -24,40 +24,40 @@ def probability(default: float) -> float:
 
 @dataclass(frozen=True)
 class DQNSettings(Settings):
-    """Hyperparameters of DQN. The encoder's are SGQN's."""
+    """Hyperparameters of DQN. The encoder is SGQN's."""
 
     encoder_layers: int = count(11)
-    """Number of convolutions of the encoder."""
+    """Number of convolutional layers of the encoder."""
     encoder_filters: int = count(32)
-    """Filters of each convolution."""
+    """Filters per convolution."""
     embedding_dim: int = count(100)
     """Embedding size of the critic."""
     hidden_dim: int = count(1024)
-    """Units of the two hidden layers of the value and of the advantages."""
+    """Size of the two hidden layers of value and advantages."""
     batch_size: int = count(128)
-    """Transitions in one update."""
+    """Batch size."""
     discount: float = fraction(0.99)
     """Discount factor gamma."""
     n_steps: int = count(3)
-    """Rewards that a target sums."""
+    """Number of steps of n-step returns."""
     learning_rate: float = positive(1e-4)
     """Learning rate."""
     tau: float = fraction(0.01)
-    """Rate at which the target network follows the critic."""
+    """EMA rate of the target network."""
     targets_every: int = count(1)
-    """Updates per step of the target network."""
+    """Updates per target network step."""
     first_epsilon: float = probability(1.0)
-    """Probability of a random action at the start."""
+    """Initial probability of a random action."""
     last_epsilon: float = probability(0.05)
-    """Probability of a random action after epsilon_steps updates."""
+    """Final probability of a random action."""
     epsilon_steps: int = count(50_000)
-    """Updates in which epsilon falls."""
+    """Updates until epsilon reaches its final value."""
     shift_pad: int = count(4, least=0)
-    """Range of the random shift in pixels; 0 for none."""
+    """Maximum random shift in pixels; 0: none."""
 
 
 class DQN(Learner):
-    """Q-learning of discrete actions: the online network chooses the next action, the target network values it."""
+    """Q-learning for discrete actions: the online network chooses the next action, the target network evaluates it."""
 
     def __init__(self, spec: Spec, settings: DQNSettings):
         super().__init__(spec, settings.batch_size)
@@ -129,7 +129,7 @@ class DQN(Learner):
 
 
 def chosen(values: Tensor, action: Tensor) -> Tensor:
-    """Of values (B, num_actions) those of the actions (B,)."""
+    """The values of actions (B,), from values (B, num_actions) of all actions."""
     return values.gather(1, action[:, None]).squeeze(1)
 
 

@@ -17,11 +17,11 @@ class DrQSettings(SACSettings):
     """Hyperparameters of DrQ."""
 
     shift_pad: int = count(4, least=0)
-    """Range of the random shift in pixels; the authors' SGQN and SVEA use it too. 0: none, as in the paper's SGQN."""
+    """Maximum random shift in pixels; 4 in the authors' code, 0 (none) in the paper's text on SGQN."""
 
 
 def shift_view(settings: DrQSettings) -> Augmentation | None:
-    """DrQ's random shift, or None where its range is zero."""
+    """DrQ's random shift, or None if its range is zero."""
     return partial(random_shift, pad=settings.shift_pad) if settings.shift_pad else None
 
 

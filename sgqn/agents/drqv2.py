@@ -20,46 +20,46 @@ from sgqn.replay import Batch
 
 @dataclass(frozen=True)
 class DrQv2Settings(Settings):
-    """Hyperparameters of DrQ-v2. Defaults are the authors' for easy tasks; fields name those of the walker tasks."""
+    """Hyperparameters of DrQ-v2. Defaults are the authors' values for easy tasks."""
 
     encoder_layers: int = count(4)
-    """Number of convolutions of the encoder. SGQN's encoder has 11."""
+    """Number of convolutional layers of the encoder. SGQN's encoder has 11."""
     encoder_filters: int = count(32)
-    """Filters of each convolution."""
+    """Filters per convolution."""
     embedding_dim: int = count(50)
     """Embedding size of actor and critic."""
     hidden_dim: int = count(1024)
-    """Units of the two hidden layers of actor and critics."""
+    """Size of the two hidden layers of actor and critics."""
     batch_size: int = count(256)
-    """Transitions in one update; the authors use 512 for the walker tasks."""
+    """Batch size; the authors use 512 for the walker tasks."""
     discount: float = fraction(0.99)
     """Discount factor gamma."""
     n_steps: int = count(3)
-    """Rewards that a target sums; the authors use 1 for the walker tasks."""
+    """Number of steps of n-step returns; the authors use 1 for the walker tasks."""
     learning_rate: float = positive(1e-4)
     """Learning rate of actor and critic."""
     tau: float = fraction(0.01)
-    """Rate at which the target networks follow the critic."""
+    """EMA rate of the target networks."""
     actor_every: int = count(1)
-    """Updates per step of the actor."""
+    """Updates per actor step."""
     targets_every: int = count(1)
-    """Updates per step of the target networks."""
+    """Updates per target network step."""
     first_noise: float = weight(1.0)
-    """Standard deviation of the noise on actions at the start."""
+    """Initial standard deviation of the exploration noise."""
     last_noise: float = weight(0.1)
-    """Standard deviation of the noise on actions after noise_steps updates."""
+    """Final standard deviation of the exploration noise."""
     noise_steps: int = count(100_000)
-    """Updates in which the noise falls; the authors use 500000 for medium and 2000000 for hard tasks."""
+    """Updates until the noise reaches its final value; the authors use 500000 (medium) and 2000000 (hard tasks)."""
     noise_clip: float = weight(0.3)
-    """Bound of the noise in the losses; noise that explores has none."""
+    """Clipping range of the noise in the losses."""
     shift_pad: int = count(4, least=0)
-    """Range of the random shift in pixels; 0 for none."""
+    """Maximum random shift in pixels; 0: none."""
 
 
 class DrQv2(Learner):
     """Double Q-learning with a deterministic actor, which explores with Gaussian noise; the critic trains the encoder.
 
-    The target network has no convolutions of its own: it takes the online features of the next observation.
+    The target network has no convolutions: it uses the online features of the next observation.
     """
 
     def __init__(self, spec: Spec, settings: DrQv2Settings):
@@ -137,13 +137,13 @@ class DrQv2(Learner):
         return action if deterministic else self.noisy(action)
 
     def noisy(self, action: Tensor, clip: float | None = None) -> Tensor:
-        """Actions with noise of the current size, within [-1, 1]; the gradient passes as if nothing had been added."""
+        """Actions with noise of the current scale, clamped to [-1, 1]; the gradient passes straight through."""
         noise = self.exploration() * self.noise(action)
         moved = action + (noise if clip is None else noise.clamp(-clip, clip))
         return moved - moved.detach() + moved.detach().clamp(-1, 1)
 
     def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
-        """The target network, and the second critic, which only learning uses."""
+        """The target network and the second critic, which only training uses."""
         found: dict[str, str | None] = {}
         for name in self.critic.state_dict():
             kept = name if all_critics else name.replace("heads.q2.", "heads.q1.")

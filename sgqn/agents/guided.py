@@ -1,4 +1,4 @@
-"""SGQN around any learner, from plain callables: what another project adds to its own agent."""
+"""SGQN around any learner, from plain callables: for use in other projects."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sgqn.errors import InvalidValueError
 class SaliencyGuided(SGQN):
     """A learner whose value may not depend on the pixels outside its attribution mask, and whose features predict it.
 
-    `update(batch)` makes the learner's update with SGQN's losses; `act`, `value` and `predict_mask` ask the result.
+    `update(batch)` is the learner's update with SGQN's losses; `act`, `value` and `predict_mask` use the result.
 
     Args:
-        learner: A `sgqn.agents.Learner`, on its device. Optimizers that it has made are kept.
+        learner: A `sgqn.agents.Learner`, on its device. Existing optimizers are kept.
         attribution: Name of a method, or `method(q, obs, action) -> attribution like obs`.
-        augmentation: Name of one that needs no images, or `augmentation(obs, generator) -> images like obs`.
+        augmentation: Name of an augmentation without images, or `augmentation(obs, generator) -> images like obs`.
         mask: "quantile", "soft", or `mask(attribution) -> mask like it`, boolean or in [0, 1].
         weight: Weight of the consistency loss.
         rho: Quantile of the attribution below which pixels are masked.
         fill: Value of masked pixels: one random value per batch, or zero.
-        auxiliary_every: Updates per step of mask prediction.
+        auxiliary_every: Updates per mask prediction step.
         auxiliary_learning_rate: Learning rate of mask prediction.
         decoder_filters: Filters of the decoder's two hidden convolutions.
         seed: Seed of the decoder's weights and of all random numbers.
@@ -116,7 +116,7 @@ def _checked_mask(mask: Mask) -> Mask:
 
 
 def check_like(what: str, found: object, like: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Refuse a result that is not a tensor of the shape and device of `like` and of one of the dtypes."""
+    """Raise an error unless the result is a tensor with the shape and device of `like` and one of the dtypes."""
     kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     expected = f"expected a tensor of shape {tuple(like.shape)} on {like.device}, {kinds}"
     if not isinstance(found, Tensor):

@@ -1,4 +1,4 @@
-"""What a value learner offers to the methods that wrap it, and what these methods share."""
+"""The interface of value learners for the methods that wrap them, and the base of these methods."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sgqn.replay import Batch
 
 
 class Learner(Agent):
-    """A value learner as SGQN and SODA need it: they add losses to its critic step and steps of their own.
+    """A value learner for SGQN and SODA, which add losses to its critic step and further steps.
 
-    `encode` and `values` are the online networks; gradients flow through both. A learner with discrete actions returns
-    from `values` those of the actions taken, and one without an actor does nothing in `actor_step`.
+    `encode` and `values` are the online networks; gradients flow through both. With discrete actions, `values` returns
+    the values of the actions taken. Without an actor, `actor_step` does nothing.
     """
 
     actor_trains_encoder = False
-    """Whether the actor's loss reaches the convolutions."""
+    """Whether the actor loss trains the encoder."""
 
     @property
     def encoder(self) -> Encoder:
@@ -39,19 +39,19 @@ class Learner(Agent):
             return self.embed(torch.zeros(1, *self.encoder.out_shape, device=self.device)).shape[1]
 
     def prepare(self, batch: Batch) -> Batch:
-        """What the update sees of obs and next obs."""
+        """The batch with weakly augmented obs and next obs."""
         obs, next_obs = (self.view(obs, self.preparer) for obs in (batch.obs, batch.next_obs))
         return batch._replace(obs=obs, next_obs=next_obs)
 
     def view(self, obs: Tensor, generator: torch.Generator) -> Tensor:
-        """A weakly augmented observation; every call draws another one."""
+        """Weakly augmented observations, different in each call."""
         del generator
         return obs
 
     def traced(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
         """A leaf that represents the observations, to differentiate by, and their features.
 
-        Without `trains`, no loss of the features will be minimized: the weights may have no gradient.
+        Without `trains`, the features are not used in a loss, so the weights may have no gradient.
         """
         del trains
         leaf = differentiable(obs)
@@ -67,6 +67,10 @@ class Learner(Agent):
         """Q_i(s, a) of every critic, each (B,)."""
         raise NotImplementedError
 
+    def explained(self, values: tuple[Tensor, ...], target: str) -> Tensor:
+        """The value that is attributed, (B,): the first, or with the target "mean" the mean of all."""
+        return torch.stack(values).mean(dim=0) if target == "mean" else values[0]
+
     def value(self, obs: Tensor, action: Tensor) -> Tensor:
         return self.values(self.encode(obs), action)[0]
 
@@ -78,7 +82,7 @@ class Learner(Agent):
         return minimize(self.optimizers["critic"], losses)
 
     def actor_features(self, obs: Tensor) -> Tensor:
-        """What `actor_step` wants of the observations."""
+        """The features of the observations for `actor_step`."""
         with torch.set_grad_enabled(self.actor_trains_encoder):
             return self.encode(obs)
 
@@ -94,13 +98,13 @@ class Learner(Agent):
         return torch.randn(like.shape, generator=self.generator, device=like.device)
 
     def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
-        """`all_critics`: attributions read all of them, so that none may be left out."""
+        """`all_critics`: attributions use all critics, so none is left out."""
         del all_critics
         return {}
 
 
 class Wrapper(Agent):
-    """An agent that adds to a learner's update and otherwise is the learner."""
+    """An agent that extends a learner's update and otherwise behaves like the learner."""
 
     def __init__(self, learner: Learner, augmentation: Augmentation, auxiliary_every: int):
         super().__init__(learner.spec, learner.batch_size)
@@ -116,6 +120,10 @@ class Wrapper(Agent):
 
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
         return self.learner.policy(obs, deterministic)
+
+    def explained(self, values: tuple[Tensor, ...], target: str) -> Tensor:
+        """The value that is attributed, (B,): the first, or with the target "mean" the mean of all."""
+        return torch.stack(values).mean(dim=0) if target == "mean" else values[0]
 
     def value(self, obs: Tensor, action: Tensor) -> Tensor:
         return self.learner.value(obs, action)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sgqn.agents.base import Losses, Metrics, Phase, Spec, adam
+from sgqn.agents.base import Losses, Metrics, Phase, Spec, adam, minimize
 from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
 from sgqn.agents.settings import Settings, count, fraction, positive, weight
@@ -24,39 +24,40 @@ class PPOSettings(Settings):
     """Hyperparameters of PPO."""
 
     encoder_layers: int = count(11)
-    """Number of convolutions of the encoder."""
+    """Number of convolutional layers of the encoder."""
     encoder_filters: int = count(32)
-    """Filters of each convolution."""
+    """Filters per convolution."""
     embedding_dim: int = count(100)
     """Embedding size, shared by policy and value."""
     hidden_dim: int = count(256)
-    """Units of the two hidden layers of policy and value."""
+    """Size of the two hidden layers of policy and value."""
     rollout_steps: int = count(128)
-    """Steps of every environment between updates."""
+    """Steps per environment in a rollout."""
     epochs: int = count(4)
-    """Passes over a rollout."""
+    """Epochs per rollout."""
     batch_size: int = count(256)
-    """Steps in one update."""
+    """Batch size."""
     discount: float = fraction(0.99)
     """Discount factor gamma."""
     gae_lambda: float = fraction(0.95)
-    """Decay lambda of the advantage estimates."""
+    """Lambda of generalized advantage estimation."""
     learning_rate: float = positive(5e-4)
-    """Learning rate of everything."""
+    """Learning rate."""
     clip: float = positive(0.2)
-    """How far the probability ratio may move from 1."""
+    """Clipping range of the probability ratio."""
     value_weight: float = weight(0.5)
     """Weight of the value loss."""
     entropy_weight: float = weight(0.01)
     """Weight of the entropy bonus."""
     max_grad_norm: float = positive(0.5)
-    """Norm to which the gradient is clipped."""
+    """Maximum gradient norm."""
 
 
 class PPO(Learner):
     """An actor-critic with shared convolutions and embedding; the clipped objective on advantages of a rollout.
 
-    Its value is V(s): attributions explain it, and SGQN's consistency loss keeps it.
+    Its values are V(s), log pi(a | s) and the entropy of pi(. | s). SGQN's consistency loss uses all three;
+    attributions explain one of the first two.
     """
 
     def __init__(self, spec: Spec, settings: PPOSettings):
@@ -69,7 +70,7 @@ class PPO(Learner):
         self.log_std = nn.Parameter(torch.zeros(0 if spec.discrete else spec.action_dim))
         last = self.actor[-1]
         assert isinstance(last, nn.Linear)
-        with torch.no_grad():  # all actions alike at first
+        with torch.no_grad():  # initially uniform over actions
             last.weight.mul_(0.01)
             last.bias.zero_()
 
@@ -89,36 +90,33 @@ class PPO(Learner):
         return self.trunk
 
     def prepare(self, batch: Any) -> Any:
-        """The policy's ratio is of the observations that it acted on: they are not augmented."""
+        """Observations are not augmented: the probability ratio needs those that the policy acted on."""
         return batch
 
     def traced(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
         return self.encoder.traced(obs, trains)
 
     def values(self, features: Tensor, action: Tensor) -> tuple[Tensor, ...]:
-        """V(s), of whatever action."""
-        del action
-        return (self.critic(self.embed(features)).squeeze(1),)
+        """V(s), log pi(a | s) and the entropy of pi(. | s)."""
+        embedding = self.embed(features)
+        return (self.critic(embedding).squeeze(1), *self.log_prob(embedding, action))
+
+    def explained(self, values: tuple[Tensor, ...], target: str) -> Tensor:
+        return values[1 if target == "log_prob" else 0]
 
     def critic_losses(self, batch: Any, values: tuple[Tensor, ...]) -> Losses:
-        """The clipped policy objective, the value's error and the entropy bonus, each with its weight."""
+        """The clipped policy objective, the value loss and the entropy bonus, each with its weight."""
         rollout: RolloutBatch = batch
-        log_prob, entropy = self.log_prob(self.embed(self.encode(rollout.obs)), rollout.action)
+        value, log_prob, entropy = values
         return {
             "policy": clipped_policy_loss(log_prob, rollout.log_prob, rollout.advantage, self.settings.clip),
-            "value": self.settings.value_weight * F.mse_loss(values[0], rollout.target),
+            "value": self.settings.value_weight * F.mse_loss(value, rollout.target),
             "entropy": -self.settings.entropy_weight * entropy.mean(),
         }
 
     def critic_step(self, losses: Losses) -> Metrics:
         """One step of policy and value; the gradient is clipped."""
-        optimizer = self.optimizers["critic"]
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(list(losses.values()), inputs=parameters)
-        norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
-        optimizer.step()
-        return {**{f"loss/{name}": loss.detach() for name, loss in losses.items()}, "gradient_norm": norm}
+        return minimize(self.optimizers["critic"], losses, self.settings.max_grad_norm)
 
     def target_step(self) -> None:
         """PPO has no target networks."""

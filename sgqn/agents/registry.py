@@ -17,24 +17,24 @@ Actions = Literal["any", "continuous", "discrete"]
 
 @dataclass(frozen=True)
 class AgentEntry:
-    """How an agent is made, and what the rest of the package needs to know about it before it is made."""
+    """How to build an agent, and its properties that are needed before it is built."""
 
     build: Build
     settings: type
     """The dataclass of its hyperparameters."""
     crops: bool = False
-    """It is shown larger images than its networks see (100 for 84), and crops them itself."""
+    """It gets larger images than its networks use (100 for 84) and crops them."""
     augments: bool = True
-    """It uses the strong augmentation that its settings name."""
+    """It uses the strong augmentation of its settings."""
     masks: bool = False
-    """It learns with attribution masks, so that the quantile rho matters to it."""
+    """It learns with attribution masks, so it uses the quantile rho."""
     experience: Callable[..., Any] | None = None
-    """experience(config, agent, device) makes what it learns from (`sgqn.experience`); None: a replay buffer."""
+    """experience(config, agent, device) creates its `sgqn.experience.Experience`; None: a replay buffer."""
     actions: Actions = "any"
-    """The kind of actions that it can learn."""
+    """The kind of actions that it supports."""
 
     def takes(self, discrete: bool) -> bool:
-        """Whether it can learn a task with discrete, or else continuous actions."""
+        """Whether it supports discrete, or else continuous actions."""
         return self.actions in ("any", "discrete" if discrete else "continuous")
 
 
@@ -66,5 +66,5 @@ def register_agent(
 
 
 def make_settings(agent: str, **values: Any) -> Any:
-    """The settings of an agent, by default those of its dataclass."""
+    """The settings of an agent; defaults are those of its dataclass."""
     return AGENTS[agent].settings(**values)

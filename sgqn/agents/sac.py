@@ -1,4 +1,4 @@
-"""Soft actor-critic from pixels (Haarnoja et al., 2018), the learner that most agents here build on."""
+"""Soft actor-critic from pixels (Haarnoja et al., 2018), the base of most agents."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from sgqn.replay import Batch
 
 @dataclass(frozen=True)
 class SACSettings(Settings):
-    """Hyperparameters of SAC. Defaults are the authors' code; where the paper's text differs, the field says so."""
+    """Hyperparameters of SAC. Defaults follow the authors' code; fields state where the paper's text differs."""
 
     encoder_layers: int = count(11)
-    """Number of convolutions of the encoder."""
+    """Number of convolutional layers of the encoder."""
     encoder_filters: int = count(32)
-    """Filters of each convolution."""
+    """Filters per convolution."""
     embedding_dim: int = count(100)
     """Embedding size of actor and critic."""
     hidden_dim: int = count(1024)
-    """Units of the two hidden layers of actor and critics."""
+    """Size of the two hidden layers of actor and critics."""
     batch_size: int = count(128)
-    """Transitions in one update."""
+    """Batch size."""
     discount: float = fraction(0.99)
     """Discount factor gamma."""
     learning_rate: float = positive(1e-3)
     """Learning rate of actor and critic."""
     temperature_learning_rate: float = positive(1e-4)
-    """Learning rate of the temperature, SAC's weight of the entropy."""
+    """Learning rate of the entropy temperature."""
     initial_temperature: float = positive(0.1)
-    """Temperature at the start."""
+    """Initial entropy temperature."""
     encoder_tau: float = fraction(0.05)
-    """Rate at which the target's encoder and projection follow the critic's."""
+    """EMA rate of the target's encoder and projection."""
     critic_tau: float = fraction(0.01)
-    """Rate at which the target's Q heads follow the critic's."""
+    """EMA rate of the target's Q heads."""
     actor_every: int = count(2)
-    """Updates per step of actor and temperature; 1 in the paper's pseudo-code."""
+    """Updates per step of actor and temperature; 1 in the paper's text."""
     targets_every: int = count(2)
-    """Updates per step of the target networks."""
+    """Updates per target network step."""
     actor_trains_encoder: bool = False
-    """Let the actor's loss reach the convolutions. The authors stop it there; the paper draws one shared network."""
+    """Whether the actor loss trains the encoder; no in the authors' code, yes in the paper's text."""
 
 
 class SAC(Learner):
     """Double Q-learning with an entropy bonus; critic and actor share the convolutions, which the critic trains.
 
-    `view` turns a sampled observation into what the update sees: itself (SAC), a random shift (DrQ), a crop (RAD).
+    `view` is the weak augmentation of sampled observations: none (SAC), a random shift (DrQ), a crop (RAD).
     """
 
     def __init__(self, spec: Spec, settings: SACSettings, view: Augmentation | None = None):
@@ -143,7 +143,7 @@ class SAC(Learner):
         return self.actor(features, self.noise(features.new_empty(len(obs), self.spec.action_dim))).action
 
     def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
-        """The target networks, and the second critic, which only learning uses."""
+        """The target networks and the second critic, which only training uses."""
         found: dict[str, str | None] = {}
         for name in self.critic.state_dict():
             kept = name if all_critics else name.replace("heads.q2.", "heads.q1.")

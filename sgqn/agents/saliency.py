@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sgqn.agents.learner import Learner, Wrapper
 from sgqn.attribution import find_method, switchable_relu
 from sgqn.attribution.mask import Mask, quantile_mask, soft_mask
+from sgqn.attribution.registry import accepted
 from sgqn.networks import AttributionDecoder
 from sgqn.replay import Batch
 
@@ -15,22 +15,22 @@ Values = tuple[Tensor, ...]
 
 
 class Saliency:
-    """Which value is attributed, by which method, and how the attribution becomes a mask.
+    """The attributed value, the attribution method and the mask.
 
-    A method that differentiates the value itself reads the forward pass of the learner's own loss: `trace`, `values`,
-    `attribution`. Others compute passes of their own.
+    A method that differentiates the value with respect to pixels or features shares the forward pass of the learner's
+    loss: `trace`, `values`, `attribution`. Other methods run their own passes.
     """
 
     def __init__(self, learner: Learner, method: str, rho: float, target: str = "q1", mask: str = "quantile"):
         self.learner, self.method, self.rho = learner, find_method(method), rho
-        self.of_mean, self.is_soft = target == "mean", mask == "soft"
+        self.explained, self.is_soft = target, mask == "soft"
         self.own_mask: Mask | None = None
-        """In place of the quantile's, if there is one."""
+        """Replaces the quantile mask, if given."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        """M_rho(Q, s, a), from a forward pass of its own."""
+        """M_rho(Q, s, a), from a new forward pass."""
         leaf, features = self.trace(batch.obs, trains=False)
-        return self.mask(self.attribution(self.values(features, batch.action), leaf, batch))
+        return self.mask(self.attribution(self.values(features, batch.action), leaf, batch, features))
 
     def trace(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
         """A leaf that represents the observations, and features whose ReLUs can be guided in a backward pass.
@@ -45,18 +45,27 @@ class Saliency:
         with switchable_relu():
             return self.learner.values(features, action)
 
-    def attribution(self, values: Values, leaf: Tensor, batch: Batch) -> Tensor:
-        """The attribution of traced values to the pixels of s, like obs."""
-        if self.method.of_graph is not None:
-            return self.method.of_graph(self.target(values), leaf)
-        return self.method(self.value, batch.obs, batch.action)
+    def attribution(self, values: Values, leaf: Tensor, batch: Batch, features: Tensor | None = None) -> Tensor:
+        """The attribution of traced values to the pixels of s, like obs.
+
+        `features`: the features of the values, for methods that need them. Random methods with their own passes use the
+        agent's generator.
+        """
+        method = self.method
+        if method.of_graph is not None:
+            spacing = getattr(self.learner.encoder, "pixels_per_feature", None)
+            given = accepted(method.of_graph, {"features": features, "pixels_per_feature": spacing})
+            if "features" not in given or (features is not None and features.ndim == 4):
+                return method.of_graph(self.target(values), leaf, **given)
+        given = accepted(method.function, {"generator": self.learner.generator})
+        return method.function(self.value, batch.obs, batch.action, **given)
 
     def value(self, obs: Tensor, action: Tensor) -> Tensor:
         """The attributed value, (B,)."""
         return self.target(self.learner.values(self.learner.encode(obs), action))
 
     def target(self, values: Values) -> Tensor:
-        return torch.stack(values).mean(dim=0) if self.of_mean else values[0]
+        return self.learner.explained(values, self.explained)
 
     def mask(self, attribution: Tensor, rho: float | None = None) -> Tensor:
         if self.own_mask is not None:
@@ -65,7 +74,7 @@ class Saliency:
 
 
 class SaliencyWrapper(Wrapper):
-    """A wrapper that learns with attribution masks, and perhaps with a decoder M_theta: how it is looked into."""
+    """Base of wrappers that learn with attribution masks and, optionally, a decoder M_theta."""
 
     saliency: Saliency
     decoder: AttributionDecoder | None
@@ -97,4 +106,4 @@ class SaliencyWrapper(Wrapper):
         return self.predict(obs, action).sigmoid() if self.predicts_masks else super().mask_probabilities(obs, action)
 
     def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
-        return super().left_out(all_critics or self.saliency.of_mean)
+        return super().left_out(all_critics or self.saliency.explained == "mean")

@@ -1,4 +1,4 @@
-"""Exploration that changes while an agent learns."""
+"""Exploration schedules."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 
 class LinearSchedule(nn.Module):
-    """A number that goes from `first` to `last` in `steps` updates and stays there.
-
-    It counts the updates on its device: a checkpoint has the count, and a captured CUDA graph moves it.
+    """A value that changes linearly from `first` to `last` in `steps` updates. It counts updates in a buffer on its
+    device, which checkpoints save and captured CUDA graphs advance.
     """
 
     count: Tensor
@@ -20,9 +19,9 @@ class LinearSchedule(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self) -> Tensor:
-        """The current number, a scalar."""
+        """The current value, a scalar."""
         return self.first + (self.last - self.first) * (self.count / self.steps).clamp(max=1)
 
     def advance(self) -> None:
-        """An update has been made."""
+        """Count one update."""
         self.count.add_(1)

@@ -1,22 +1,24 @@
-"""Hyperparameters: dataclasses whose fields become options of the command and are checked when they are made.
+"""Hyperparameters: dataclasses whose fields become command line options and are validated at construction.
 
     @dataclass(frozen=True)
     class MySettings(Settings):
         learning_rate: float = positive(1e-3)
         '''Learning rate of everything.'''
 
-A plain dataclass will do too: `validate` checks the types of its fields.
+A plain dataclass also works: `validate` checks the types of its fields.
 """
 
 from __future__ import annotations
 
 import math
+import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from sgqn.errors import InvalidValueError, UnknownNameError
+from sgqn.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Settings:
 
 
 class Rule(typing.NamedTuple):
-    """What a value must be: a check, and the words for it."""
+    """A check of a value, and its description."""
 
     accepts: Callable[[Any], bool]
     text: str
@@ -66,32 +68,60 @@ def quantile(default: float) -> Any:
 
 
 def validate(settings: Any) -> None:
-    """Check every field of a dataclass by its type and its rule; the first that is wrong is an error."""
+    """Check every field of a dataclass by its type and rule; the first invalid value raises an error."""
     hints = typing.get_type_hints(type(settings))
     for one in fields(settings):
         value = getattr(settings, one.name)
-        _check_type(one.name, value, hints[one.name])
+        check_type(one.name, value, hints[one.name])
         rule = one.metadata.get("rule")
         if rule is not None and not rule.accepts(value):
             raise InvalidValueError(f"{one.name} must be {rule.text}, not {value!r}")
-        if "names" in one.metadata and value not in (names := one.metadata["names"]()):
-            raise UnknownNameError(one.metadata["kind"], value, names)
+        if "names" in one.metadata:
+            names = one.metadata["names"]()
+            if isinstance(names, Registry):
+                names[value]  # raises an error with the reason
+            elif value not in names:
+                raise UnknownNameError(one.metadata["kind"], value, names)
 
 
-def _check_type(name: str, value: Any, hint: Any) -> None:
-    if typing.get_origin(hint) is Literal:
-        if value not in typing.get_args(hint):
-            raise UnknownNameError(name, value, map(str, typing.get_args(hint)))
-        return
-    checks: dict[Any, tuple[Callable[[Any], bool], str]] = {
-        int: (_is_integer, "an integer"),
-        float: (lambda v: isinstance(v, float) or _is_integer(v), "a number"),
-        bool: (lambda v: isinstance(v, bool), "true or false"),
-        str: (lambda v: isinstance(v, str), "a string"),
-    }
-    if hint in checks and not checks[hint][0](value):
-        raise InvalidValueError(f"{name} must be {checks[hint][1]}, not {value!r}")
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raise an error, which mentions `name`, unless the value has the type of the hint."""
+    if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+        raise UnknownNameError(name, value, map(str, typing.get_args(hint)))
+    if not _fits(value, hint):
+        raise InvalidValueError(f"{name} must be {_in_words(hint)}, not {value!r}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has a type; unsupported types accept any value."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in parts
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is tuple:
+        of = parts[:1] * len(value) if isinstance(value, tuple) and parts[1:] == (...,) else parts
+        return isinstance(value, tuple) and len(value) == len(of) and all(map(_fits, value, of))
+    return _KINDS[hint][0](value) if hint in _KINDS else True
+
+
+def _in_words(hint: Any) -> str:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_in_words, parts))
+    if origin is tuple:
+        return f"a list{'' if parts[1:] == (...,) else f' of {len(parts)}'}, each {_in_words(parts[0])}"
+    return _KINDS[hint][1] if hint in _KINDS else str(hint)
 
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+_KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    int: (_is_integer, "an integer"),
+    float: (lambda value: isinstance(value, float) or _is_integer(value), "a number"),
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    str: (lambda value: isinstance(value, str), "a string"),
+    type(None): (lambda value: value is None, "none"),
+}

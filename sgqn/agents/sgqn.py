@@ -24,32 +24,32 @@ from sgqn.replay import Batch
 
 @dataclass(frozen=True)
 class SaliencySettings(Settings):
-    """Hyperparameters of SGQN's own, whatever it wraps."""
+    """Hyperparameters of SGQN itself, for any learner."""
 
     rho: float = quantile(0.95)
     """Quantile of the attribution below which pixels are masked."""
     attribution: str = named("guided_backprop", "attribution method", lambda: METHODS)
-    """Attribution method."""
+    """Attribution method, optionally with arguments (smoothgrad:samples=4)."""
     attribution_target: Literal["q1", "mean"] = "q1"
-    """What is attributed: the first critic (authors), or the mean of both."""
+    """Attributed value: the first critic (authors' code), or the mean of both."""
     mask: Literal["quantile", "soft"] = "quantile"
-    """A binary mask, or the normalised attribution that the paper mentions as an alternative."""
+    """Binary mask, or the normalised attribution (an alternative in the paper)."""
     mask_fill: Literal["random", "zero"] = "random"
-    """Value of masked pixels: one random value per batch (authors), or zero (the paper's s ⊙ M)."""
+    """Value of masked pixels: one random value per batch (authors' code), or zero (paper's text)."""
     consistency_weight: float = weight(0.5)
-    """Weight lambda of the consistency loss; the paper gives no value."""
+    """Weight lambda of the consistency loss; not stated in the paper."""
     augmentation: str = named("overlay", "augmentation", lambda: AUGMENTATIONS)
-    """Augmentation tau of the images that masks are predicted from."""
+    """Strong augmentation tau for the mask prediction."""
     auxiliary_every: int = count(2)
-    """Updates per step of mask prediction."""
+    """Updates per mask prediction step."""
     auxiliary_learning_rate: float = positive(3e-4)
     """Learning rate of the mask prediction."""
     recompute_attribution: bool = True
-    """Predict the mask of the weights after the critic step (authors), or the one that the critic step used."""
+    """Recompute the mask after the critic step (authors' code), or predict the mask of the critic step."""
     decoder_filters: tuple[int, int] = ruled(
         (128, 64), lambda value: len(value) == 2 and all(n >= 1 for n in value), "two positive integers"
     )
-    """Filters of the decoder's two hidden convolutions. The paper's text says (64, 64)."""
+    """Filters of the decoder's two hidden convolutions; 64 64 in the paper's text."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SGQNSettings(SaliencySettings, DrQSettings):
 
 class SGQN(SaliencyWrapper):
     """Wraps a learner. L_C: its value may not depend on the pixels outside the attribution mask.
-    L_SL: its features of an augmented image must predict that mask. The ablations leave one of them out.
+    L_SL: its features of an augmented image must predict that mask. The ablations omit one of them.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class SGQN(SaliencyWrapper):
         return metrics
 
     def critic_step(self, batch: Batch) -> tuple[Metrics, Tensor | None]:
-        """A step down L_Q + lambda L_C; also returns the mask M_rho(Q, s, a)."""
+        """A gradient step on L_Q + lambda L_C; also returns the mask M_rho(Q, s, a)."""
         learner, saliency, (obs, action) = self.learner, self.saliency, batch[:2]
         if not self.consistency:
             return learner.critic_step(learner.critic_losses(batch, learner.values(learner.encode(obs), action))), None
         leaf, features = saliency.trace(obs)
         values = saliency.values(features, action)
-        mask = saliency.mask(saliency.attribution(values, leaf, batch))
+        mask = saliency.mask(saliency.attribution(values, leaf, batch, features))
         masked = fill(obs, mask, self.fill_value(obs))
         losses = learner.critic_losses(batch, values)
         masked_values = learner.values(learner.encode(masked), action)
@@ -115,14 +115,14 @@ class SGQN(SaliencyWrapper):
         return learner.critic_step(losses) | {"mask/kept": share(mask)}, mask
 
     def auxiliary_step(self, batch: Batch, mask: Tensor | None) -> Metrics:
-        """A step down L_SL: predict the mask from the augmented image."""
+        """A gradient step on L_SL: predict the mask from the augmented image."""
         assert mask is not None
         logits = self.predict(self.augmentation(batch.obs, self.generator), batch.action)
         metrics = minimize(self.optimizers["auxiliary"], {"mask": mask_prediction_loss(logits, mask)})
         return metrics | {"mask/agreement": sign_agreement(logits, mask)}
 
     def fill_value(self, obs: Tensor) -> Tensor | float:
-        """What masked pixels become."""
+        """The value of masked pixels."""
         return 0.0 if self.settings.mask_fill == "zero" else random_value(obs, self.generator)
 
 

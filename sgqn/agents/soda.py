@@ -26,19 +26,19 @@ class SODASettings(SACSettings):
     """Hyperparameters of SODA."""
 
     augmentation: str = named("overlay", "augmentation", lambda: AUGMENTATIONS)
-    """The strong augmentation."""
+    """Strong augmentation."""
     auxiliary_every: int = count(2)
-    """Updates per step of feature prediction."""
+    """Updates per feature prediction step."""
     soda_batch_size: int = count(256, least=2)  # batch norm needs two
-    """Transitions in a step of feature prediction."""
+    """Batch size of the feature prediction."""
     soda_tau: float = fraction(0.005)
-    """Rate at which the slow network follows."""
+    """EMA rate of the slow network."""
     soda_learning_rate: float = positive(1e-3)
     """Learning rate of the feature prediction."""
 
 
 class SODA(Wrapper):
-    """A learner (SAC, or SVEA) and, every other update, a step of feature prediction on a batch of its own."""
+    """A learner (SAC or SVEA) with a feature prediction step on a separate batch, every second update."""
 
     def __init__(self, learner: Learner, settings: SODASettings, augmentation: Augmentation):
         super().__init__(learner, augmentation, settings.auxiliary_every)
@@ -77,7 +77,7 @@ class SODA(Wrapper):
         return metrics
 
     def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
-        """What the learner leaves out, and all of the feature prediction."""
+        """What the learner leaves out, and the networks of the feature prediction."""
         own = nn.ModuleDict({"projector": self.projector, "predictor": self.predictor, "slow": self.slow})
         return {**super().left_out(all_critics), **dict.fromkeys(own.state_dict())}
 

@@ -21,7 +21,7 @@ class SVEASettings(DrQSettings):
     """Hyperparameters of SVEA."""
 
     augmentation: str = named("overlay", "augmentation", lambda: AUGMENTATIONS)
-    """The strong augmentation."""
+    """Strong augmentation."""
     svea_alpha: float = weight(0.5)
     """Weight of the critic's loss on clean images."""
     svea_beta: float = weight(0.5)

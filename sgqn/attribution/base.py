@@ -1,4 +1,4 @@
-"""What an attribution method is, and the gradient computation that the gradient methods share."""
+"""The type of attribution methods, and the gradient computation of gradient methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_tensor(name: str, given: object) -> None:
 
 @replaceable
 def differentiable(obs: Tensor) -> Tensor:
-    """A float view or copy of `obs` that asks for gradients; `obs` itself is left as it is."""
+    """A float view or copy of `obs` that requires gradients; `obs` itself does not change."""
     check_tensor("obs", obs)
     # An inference tensor can't take part in autograd; its copy made outside inference mode can.
     obs = obs.clone() if obs.is_inference() else obs.detach()
@@ -34,7 +34,7 @@ def differentiable(obs: Tensor) -> Tensor:
 
 
 def gradient_of(value: Tensor, obs: Tensor, retain_graph: bool = True) -> Tensor:
-    """d value / d obs of an existing graph: `value` is q(obs, action), `obs` asks for gradients.
+    """d value / d obs of an existing graph: `value` is q(obs, action), `obs` requires gradients.
 
     Reads the graph only: no parameter's `.grad` is touched, and it stays usable if `retain_graph`.
     """

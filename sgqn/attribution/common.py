@@ -1,4 +1,4 @@
-"""What the methods for looking share: their inputs, q in one form, checks, and Captum where it is installed."""
+"""Helpers of attribution methods: inputs, values of shape (B,), checks, and Captum if it is installed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def captum() -> ModuleType:
 
 
 def inputs(obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """The observation as floats that ask for gradients, and the action; to be called outside of inference mode."""
+    """The observation as floats that require gradients, and the action; to be called outside of inference mode."""
     check_tensor("action", action)
     return differentiable(obs), action.clone() if action.is_inference() else action.detach()
 
 
 def one_value(q: QFunction) -> QFunction:
-    """q with values of shape (B,), and an error if it has another number of them."""
+    """q with values of shape (B,); other shapes raise an error."""
 
     def values(obs: Tensor, action: Tensor) -> Tensor:
         value = q(obs, action)
@@ -49,28 +49,28 @@ def one_value(q: QFunction) -> QFunction:
 
 
 def repeat(x: Tensor, times: int) -> Tensor:
-    """The whole batch `times` times, one after another: (times * B, ...)."""
+    """The batch repeated `times` times: (times * B, ...)."""
     return x.expand(times, *x.shape).flatten(0, 1)
 
 
 def random(generator: torch.Generator | None) -> torch.Generator:
-    """The caller's generator, or one that gives the same numbers at each call of a method, on every device."""
+    """The caller's generator, or one that gives the same numbers in each call, on every device."""
     return torch.Generator().manual_seed(0) if generator is None else generator
 
 
 def check_natural(**numbers: int) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int) or value < 1:
-            raise InvalidValueError(f"{name} must be a whole number from 1 on, not {value!r}")
+            raise InvalidValueError(f"{name} must be a positive integer, not {value!r}")
 
 
-def check_pictures(obs: Tensor) -> None:
+def check_images(obs: Tensor) -> None:
     if obs.ndim != 4:
         raise InvalidValueError(f"observations are (B, C, H, W), not {tuple(obs.shape)}")
 
 
 def colours(obs: Tensor, per_frame: bool) -> int:
-    """How many channels are hidden together: three, those of a frame, or all."""
+    """Number of channels that are hidden together: the three of a frame, or all."""
     channels = obs.shape[1]
     if per_frame and channels % 3:
         raise InvalidValueError(f"per_frame: {channels} channels do not divide into frames of three colours")

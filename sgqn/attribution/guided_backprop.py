@@ -76,7 +76,7 @@ def is_guided() -> bool:
 
 
 def relu_rule() -> Callable[[], bool]:
-    """How ReLUs that run now behave backwards: what an operator with ReLUs inside must ask at each backward pass."""
+    """The backward mode of ReLUs that run now. Fused operators that contain ReLUs check it in each backward pass."""
     active = _ReplaceReLU.active()
     return active.guided if active is not None else _never
 
@@ -86,7 +86,7 @@ def _never() -> bool:
 
 
 class _Switch:
-    """The process-wide state of `guided`. `asked` tells whether any backward pass looked at it since."""
+    """The process-wide state of `guided`. `asked`: whether any backward pass has read it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -98,7 +98,7 @@ _switch = _Switch()
 
 
 class _ReLU(torch.autograd.Function):
-    """ReLU that asks `guided` at the time of its backward pass which one to run."""
+    """ReLU whose backward pass is guided if it runs inside `guided`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, inplace: bool, guided: Callable[[], bool]) -> Tensor:

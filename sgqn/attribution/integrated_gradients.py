@@ -11,7 +11,11 @@ from sgqn.attribution.registry import register_attribution
 from sgqn.errors import InvalidValueError
 
 
-@register_attribution("integrated_gradients", needs_captum=True)
+def check_arguments(steps: int, batch_size: int) -> None:
+    check_natural(steps=steps, batch_size=batch_size)
+
+
+@register_attribution("integrated_gradients", needs_captum=True, check=check_arguments)
 def integrated_gradients(
     q: QFunction,
     obs: Tensor,
@@ -22,11 +26,10 @@ def integrated_gradients(
 ) -> Tensor:
     """(s - b) times the mean gradient on the way from the baseline b (black) to s, by Gauss-Legendre's rule.
 
-    Sums to Q(s, a) - Q(b, a), the better the more `steps`. `baseline` is in units of the observation: a number, a
-    picture, or one for each observation. A pass has at most `batch_size` pictures, or all observations if they are
-    more.
+    Sums to Q(s, a) - Q(b, a), more accurately with more `steps`. `baseline` is in units of the observation: a number,
+    an image, or one for each observation. A pass has at most `batch_size` images, or all observations if they are more.
     """
-    check_natural(steps=steps, batch_size=batch_size)
+    check_arguments(steps, batch_size)
     with torch.inference_mode(False), torch.enable_grad():
         obs, action = inputs(obs, action)
         start = torch.as_tensor(baseline).to(obs)

@@ -24,9 +24,9 @@ Mask: TypeAlias = Callable[[Tensor], Tensor]
 def quantile_mask(attribution: Tensor, rho: float = 0.95, frames: int | None = None) -> Tensor:
     """M_rho: the pixels at or above the rho-quantile of their frame; boolean, (B, C, H, W) like the map.
 
-    Keeps what `magnitude >= torch.quantile(magnitude, rho)` keeps. Ties at the threshold are all kept, so a
-    constant frame, which ranks no pixel, is kept whole and its consistency loss is zero; so is a frame with
-    fewer non-zero pixels than are to be kept. A frame with a NaN is masked out whole.
+    Keeps what `magnitude >= torch.quantile(magnitude, rho)` keeps. Ties at the threshold are all kept, so a constant
+    frame is kept completely and its consistency loss is zero; so is a frame with fewer non-zero pixels than are to be
+    kept. A frame with NaN is masked completely.
     """
     check_rho(rho)
     magnitude = magnitude_of(attribution, frames)  # (B, frames, H, W)
@@ -47,7 +47,7 @@ def soft_mask(attribution: Tensor, temperature: float = 1.0, frames: int | None 
     """The paper's soft alternative: (magnitude / its frame's maximum)^(1 / temperature), in [0, 1].
 
     That is a softmax of log magnitude, scaled to 1 at the strongest pixel: at temperature 1 the map itself,
-    towards 0 that pixel alone, towards infinity every pixel. A constant frame is kept whole.
+    towards 0 that pixel alone, towards infinity every pixel. A constant frame is kept completely.
     """
     if not temperature > 0:
         raise InvalidValueError(f"temperature must be positive, not {temperature}")
@@ -59,7 +59,7 @@ def soft_mask(attribution: Tensor, temperature: float = 1.0, frames: int | None 
 
 @replaceable
 def share(mask: Tensor) -> Tensor:
-    """The share that a mask keeps, a scalar."""
+    """The share of pixels that a mask keeps, a scalar."""
     return mask.mean(dtype=torch.float32)
 
 
@@ -72,7 +72,7 @@ def sign_agreement(logits: Tensor, mask: Tensor) -> Tensor:
 
 @replaceable
 def fill(obs: Tensor, mask: Tensor, value: Tensor | float = 0) -> Tensor:
-    """s ⊙ M + value (1 - M): what the mask leaves out becomes `value` (0 in the paper), a number or a tensor.
+    """s ⊙ M + value (1 - M): pixels outside the mask become `value` (0 in the paper), a number or a tensor.
 
     A soft mask interpolates between the two. A fused version may round the value and keep uint8.
     """

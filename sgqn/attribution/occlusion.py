@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 
 from sgqn.attribution.base import QFunction
-from sgqn.attribution.common import OnStep, captum, check_natural, check_pictures, colours, inputs, one_value
+from sgqn.attribution.common import OnStep, captum, check_images, check_natural, colours, inputs, one_value
 from sgqn.attribution.registry import register_attribution
 from sgqn.errors import InvalidValueError
 
 
-@register_attribution("occlusion", needs_captum=True)
+def check_arguments(window: int, stride: int, batch_size: int) -> None:
+    check_natural(window=window, stride=stride, batch_size=batch_size)
+    if stride > window:
+        raise InvalidValueError(f"a stride of {stride} pixels leaves gaps between windows of {window}")
+
+
+@register_attribution("occlusion", needs_captum=True, check=check_arguments)
 def occlusion(
     q: QFunction,
     obs: Tensor,
@@ -25,19 +31,17 @@ def occlusion(
     batch_size: int = 256,
     on_step: OnStep | None = None,
 ) -> Tensor:
-    """How much the value drops, Q(s, a) - Q(s', a), if a square of s is painted over; the mean of a pixel's squares.
+    """The decrease of the value, Q(s, a) - Q(s', a), when a square of s is hidden; the mean over a pixel's squares.
 
     A square of `window` pixels moves by `stride` and gets the value `fill` (0 to 255). It hides all channels at once,
     so the map is the same for all stacked frames; with `per_frame`, the three colours of one frame after another.
-    A pass has at most `batch_size` pictures, or all observations if they are more.
+    A pass has at most `batch_size` images, or all observations if they are more.
     """
-    check_pictures(obs)
-    check_natural(window=window, stride=stride, batch_size=batch_size)
+    check_images(obs)
+    check_arguments(window, stride, batch_size)
     height, width = obs.shape[2:]
     if window > min(height, width):
-        raise InvalidValueError(f"a window of {window} pixels does not fit pictures of {height}x{width}")
-    if stride > window:
-        raise InvalidValueError(f"a stride of {stride} pixels leaves gaps between windows of {window}")
+        raise InvalidValueError(f"a window of {window} pixels does not fit images of {height}x{width}")
     together = colours(obs, per_frame)
     squares = math.prod(math.ceil((size - window) / stride) + 1 for size in (height, width))
     total, calls = squares * obs.shape[1] // together, 0
@@ -47,7 +51,7 @@ def occlusion(
     def counted(obs: Tensor, action: Tensor) -> Tensor:
         nonlocal calls
         value = values(obs, action)
-        if on_step is not None and calls:  # the first call is the whole picture
+        if on_step is not None and calls:  # the first call is the whole image
             on_step(min(calls * at_once, total), total)
         calls += 1
         return value

@@ -1,4 +1,4 @@
-"""RISE (Petsiuk et al., 2018), in the form that suits values."""
+"""RISE (Petsiuk et al., 2018), adapted to values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sgqn.attribution.base import QFunction
-from sgqn.attribution.common import OnStep, check_natural, check_pictures, colours, inputs, one_value, random, repeat
+from sgqn.attribution.common import OnStep, check_images, check_natural, colours, inputs, one_value, random, repeat
 from sgqn.attribution.registry import register_attribution
 from sgqn.errors import InvalidValueError
 
 
-@register_attribution("rise")
+def check_arguments(masks: int, cell: int, keep: float, batch_size: int) -> None:
+    check_natural(masks=masks, cell=cell, batch_size=batch_size)
+    if not 0 < keep < 1:
+        raise InvalidValueError(f"keep, the probability that a cell is visible, must lie between 0 and 1, not {keep!r}")
+
+
+@register_attribution("rise", check=check_arguments)
 def rise(
     q: QFunction,
     obs: Tensor,
@@ -28,21 +34,18 @@ def rise(
     generator: torch.Generator | None = None,
     on_step: OnStep | None = None,
 ) -> Tensor:
-    """E[Q | the pixel is seen] - E[Q], over pictures of which random soft masks show a part.
+    """E[Q | the pixel is visible] - E[Q], over images with random soft masks.
 
     A mask is a coarse grid of cells of `cell` pixels, each shown with probability `keep`, enlarged with soft edges and
     moved by a random part of a cell; hidden pixels become `fill` (0 to 255). It hides all channels alike, so the map is
-    the same for all stacked frames; with `per_frame`, each frame of three colours has a mask of its own.
+    the same for all stacked frames; with `per_frame`, each frame of three colours has its own mask.
 
-    The paper's map is E[Q | seen] alone, for class scores; a value has no natural zero, and without the second term
-    the chance of being seen in a finite sample would show instead of the picture. All observations share the masks;
-    without a generator, they are the same at each call. A pass has at most `batch_size` pictures, or all observations
-    if they are more.
+    The paper's map is only E[Q | visible], for class scores. A value has no natural zero, and without the second term
+    the sampling frequency of pixels would dominate the map. All observations share the masks; without a generator, they
+    are the same at each call. A pass has at most `batch_size` images, or all observations if they are more.
     """
-    check_pictures(obs)
-    check_natural(masks=masks, cell=cell, batch_size=batch_size)
-    if not 0 < keep < 1:
-        raise InvalidValueError(f"keep, the probability that a cell is seen, must lie between 0 and 1, not {keep!r}")
+    check_images(obs)
+    check_arguments(masks, cell, keep, batch_size)
     together = colours(obs, per_frame)
     layers, (height, width) = obs.shape[1] // together, obs.shape[2:]
     generator = random(generator)
@@ -62,8 +65,8 @@ def rise(
         for done in range(0, masks, at_once):
             shown = _enlarged(cells[done : done + at_once], moves[done : done + at_once], cell, height, width)
             over_colours = shown.repeat_interleave(together, dim=1)[:, None]
-            pictures = fill + over_colours * (obs - fill)  # (masks, B, C, H, W)
-            value = values(pictures.flatten(0, 1), repeat(action, len(shown))).unflatten(0, (len(shown), -1)) - whole
+            images = fill + over_colours * (obs - fill)  # (masks, B, C, H, W)
+            value = values(images.flatten(0, 1), repeat(action, len(shown))).unflatten(0, (len(shown), -1)) - whole
             weighted += torch.einsum("mb,mlhw->blhw", value.to(obs.dtype), shown)
             seen += shown.sum(dim=0)
             mean += value.sum(dim=0) / masks

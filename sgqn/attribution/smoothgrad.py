@@ -14,7 +14,13 @@ from sgqn.attribution.registry import register_attribution
 from sgqn.errors import InvalidValueError
 
 
-@register_attribution("smoothgrad")
+def check_arguments(noise: float, samples: int, batch_size: int) -> None:
+    check_natural(samples=samples, batch_size=batch_size)
+    if not 0 <= noise < math.inf:
+        raise InvalidValueError(f"noise must be zero or positive, not {noise!r}")
+
+
+@register_attribution("smoothgrad", check=check_arguments)
 def smoothgrad(
     q: QFunction,
     obs: Tensor,
@@ -26,12 +32,10 @@ def smoothgrad(
 ) -> Tensor:
     """The mean gradient at `samples` noisy copies of the observation; the noise's standard deviation is noise * 255.
 
-    Without a generator, the same noise at each call. A pass has at most `batch_size` pictures, or all observations if
+    Without a generator, the same noise at each call. A pass has at most `batch_size` images, or all observations if
     they are more. It is Captum's NoiseTunnel to the bit, which takes no generator.
     """
-    check_natural(samples=samples, batch_size=batch_size)
-    if not 0 <= noise < math.inf:
-        raise InvalidValueError(f"noise must be zero or positive, not {noise!r}")
+    check_arguments(noise, samples, batch_size)
     generator = random(generator)
     with torch.inference_mode(False):
         obs, action = inputs(obs, action)

@@ -30,6 +30,7 @@ from tests.agents.small import (
 )
 
 PHASES = [Phase(), CRITIC_ONLY, Phase(auxiliary=False), Phase(actor=False, targets=False)]
+CAPTURABLE = ("gradient", "guided_backprop", "grad_cam", "guided_grad_cam", "smoothgrad:samples=2")
 DECODERS = ("sgqn", "sac_selfsup", "sgdrqv2", "sgdqn", "sgppo")
 every_agent = pytest.mark.parametrize("name", NAMES)
 every_off_policy_agent = pytest.mark.parametrize("name", OFF_POLICY)
@@ -122,12 +123,19 @@ class NoSync(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@every_agent
-def test_an_update_never_waits_for_the_device(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in NAMES),
+        *(("sgqn", {"attribution": method, "mask": "soft"}) for method in CAPTURABLE),
+        *(("sgqn", {"attribution": method}) for method in CAPTURABLE),
+    ],
+)
+def test_an_update_never_waits_for_the_device(name, settings, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a tensor's value was looked at")
 
-    agent = small(name)
+    agent = small(name, **settings)
     batches = [batch_for(agent, 0, phase) for phase in PHASES]
     run(agent, 1)
     for method in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__"):

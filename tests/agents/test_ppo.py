@@ -187,3 +187,14 @@ def test_attributions_explain_the_state_value() -> None:
     other = batch.action.roll(1)
     assert torch.equal(agent.value(batch.obs, batch.action), agent.value(batch.obs, other))
     assert agent.learn(batch, Phase()).keys() == {"loss/policy", "loss/value", "loss/entropy", "gradient_norm"}
+
+
+@pytest.mark.parametrize("target", ["value", "log_prob"])
+def test_the_target_of_sgppos_attribution(target: str) -> None:
+    settings = make_settings("sgppo", **SMALL, batch_size=8, decoder_filters=(4, 4), attribution_target=target)
+    spec = Spec(3, channels=3, image_size=24, render_size=24, discrete=True)
+    agent = build_agent("sgppo", spec, settings, random_conv, seed=0)
+    obs, action = batch_of(agent.learner)[:2]
+    log_prob, value = agent.learner.judge(obs, action)
+    torch.testing.assert_close(agent.value(obs, action), value if target == "value" else log_prob)
+    assert np.isfinite(float(agent.learn(batch_of(agent.learner), Phase())["loss/mask"]))

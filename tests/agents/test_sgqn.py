@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from sgqn import attribution, networks
 from sgqn.agents import Phase, Spec
 from sgqn.agents.sgqn import SGQN
-from sgqn.attribution import guided_backprop
+from sgqn.attribution import METHODS, guided_backprop
 from sgqn.errors import InvalidValueError
 from sgqn.replay import Batch
 from tests.agents.discrete import TinyDQN
@@ -155,9 +156,9 @@ def test_attribution_from_the_shared_forward_pass_equals_a_pass_of_its_own():
     batch = batch_for(agent)
     obs, features = agent.saliency.trace(batch.obs)
     values = agent.saliency.values(features, batch.action)
-    attribution = agent.saliency.attribution(values, obs, batch)
+    found = agent.saliency.attribution(values, obs, batch)
     expected = guided_backprop(q1_of(agent), batch.obs, batch.action)
-    torch.testing.assert_close(attribution, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
     assert torch.equal(values[0], q1_of(agent)(batch.obs, batch.action))
     assert obs.grad is None
 
@@ -279,11 +280,11 @@ def test_attribution_of_the_mean_and_of_the_plain_gradient():
     agent = small("sgqn", attribution="gradient", attribution_target="mean")
     batch = batch_for(agent)
     obs, features = agent.saliency.trace(batch.obs)
-    attribution = agent.saliency.attribution(agent.saliency.values(features, batch.action), obs, batch)
+    found = agent.saliency.attribution(agent.saliency.values(features, batch.action), obs, batch)
     leaf = batch.obs.float().requires_grad_()
     q1, q2 = agent.learner.critic(leaf, batch.action)
     (expected,) = torch.autograd.grad(((q1 + q2) / 2).sum(), leaf)
-    torch.testing.assert_close(attribution, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
 
 
 def test_soft_masks_interpolate_and_are_predicted():
@@ -333,8 +334,6 @@ def test_random_convolution_can_be_the_augmentation():
 
 def test_an_attribution_method_that_needs_its_own_passes_can_be_used(monkeypatch):
     """Anything of type Attribution works; only methods that read the value's own graph share its forward pass."""
-    from sgqn import attribution
-
     calls = []
 
     def halves(q: Any, obs: Tensor, action: Tensor) -> Tensor:
@@ -347,3 +346,70 @@ def test_an_attribution_method_that_needs_its_own_passes_can_be_used(monkeypatch
     (_, mask), (_, expected) = left.critic_step(batch), right.critic_step(batch)
     assert calls == [(SETTINGS.batch_size,)]
     assert torch.equal(mask, expected)
+
+
+@pytest.mark.parametrize("name", ["gradient", "guided_backprop", "grad_cam", "guided_grad_cam"])
+@pytest.mark.parametrize("agent_name", ["sgqn", "sgdqn", "sgppo"])
+def test_methods_that_differentiate_read_the_pass_of_the_loss(monkeypatch, name, agent_name):
+    """The maps are those of a pass of their own, and the encoder sees observations no more often than by default."""
+    agent = small(agent_name, attribution=name)
+    batch = batch_for(agent)
+    leaf, features = agent.saliency.trace(batch.obs)
+    values = agent.saliency.values(features, batch.action)
+    shared = agent.saliency.attribution(values, leaf, batch, features)
+    own = METHODS[name](agent.value, batch.obs, batch.action)
+    assert (shared.shape, shared.dtype) == (batch.obs.shape, torch.float32)
+    torch.testing.assert_close(shared, own, rtol=1e-4, atol=1e-5 * own.abs().max().item())
+    passes = []
+    forward = networks.Encoder.forward
+    monkeypatch.setattr(networks.Encoder, "forward", lambda *given: passes.append(given) or forward(*given))
+    agent.update(batch)
+    counted = len(passes)
+    small(agent_name).update(batch)
+    assert counted == len(passes) - counted
+
+
+def test_grad_cam_differentiates_no_further_than_the_features(monkeypatch):
+    agent = small("sgqn", attribution="grad_cam")
+    batch = batch_for(agent)
+    leaf, features = agent.saliency.trace(batch.obs)
+    values = agent.saliency.values(features, batch.action)
+    features.grad_fn.register_prehook(lambda _: pytest.fail("the encoder was differentiated"))
+    assert agent.saliency.attribution(values, leaf, batch, features).any()
+
+
+def test_features_that_are_no_map_get_a_pass_of_their_own():
+    """As those of a learner whose encoder flattens them."""
+    agent = small("sgqn", attribution="grad_cam")
+    batch = batch_for(agent)
+    leaf, features = agent.saliency.trace(batch.obs)
+    values = agent.saliency.values(features, batch.action)
+    expected = agent.saliency.attribution(values, leaf, batch, features)
+    for other in (features.flatten(1), None):
+        torch.testing.assert_close(agent.saliency.attribution(values, leaf, batch, other), expected)
+
+
+def test_an_own_method_of_the_graph_takes_what_it_names(monkeypatch):
+    """Methods registered for the value and the observations alone work as they did; others get the features too."""
+    given = {}
+
+    def plain(value: Tensor, obs: Tensor, retain_graph: bool = True) -> Tensor:
+        given["plain"] = retain_graph
+        return attribution.gradient_of(value, obs, retain_graph)
+
+    def of_features(value: Tensor, obs: Tensor, features: Tensor, pixels_per_feature: int) -> Tensor:
+        given["of_features"] = (features.shape[1:], pixels_per_feature)
+        return attribution.gradient_of(value, obs) * features.mean()
+
+    masks = {}
+    for function in (plain, of_features):
+        name = function.__name__
+        method = attribution.Method(name, attribution.gradient, of_graph=function)
+        monkeypatch.setitem(METHODS._things, name, method)
+        agent = small("sgqn", attribution=name)
+        masks[name] = agent.critic_step(batch_for(agent))[1]
+    assert given == {"plain": True, "of_features": (agent.learner.encoder.out_shape, 2)}
+    assert torch.equal(masks["plain"], masks["of_features"])
+    assert torch.equal(
+        masks["plain"], (other := small("sgqn", attribution="gradient")).critic_step(batch_for(other))[1]
+    )

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +39,11 @@ FAST: dict[str, dict[str, Any]] = {
 """Arguments that make the slow methods quick enough to test everything with."""
 
 
+QUICK = [f"{name}:{','.join(f'{key}={value}' for key, value in FAST[name].items())}" if name in FAST else name
+         for name in METHODS]  # fmt: skip
+"""The same as names."""
+
+
 def quick(name: str) -> attribution.Attribution:
     return partial(attribution.get(name), **FAST.get(name, {}))
 
@@ -60,14 +64,35 @@ def test_every_method_maps_an_agents_value(name: str):
     assert all(torch.equal(value, before[key]) for key, value in agent.state_dict().items())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_can_train_an_agent(name: str, monkeypatch):
-    method = replace(METHODS[name], function=quick(name))
-    monkeypatch.setitem(METHODS._things, name, method)
-    agent = small("sgqn", attribution=name)
-    metrics = agent.update(batch_for(agent))
+@pytest.mark.parametrize("mask", ["quantile", "soft"])
+@pytest.mark.parametrize("agent_name", ["sgqn", "sgdqn", "sgppo"])
+@pytest.mark.parametrize("name", QUICK)
+def test_every_method_can_train_every_learner_with_every_mask(
+    name: str, agent_name: str, mask: str, monkeypatch: pytest.MonkeyPatch
+):
+    agent = small(agent_name, attribution=name, mask=mask)
+    masks: list[Tensor] = []
+    make = agent.saliency.mask
+    monkeypatch.setattr(agent.saliency, "mask", lambda found: masks.append(make(found)) or masks[-1])
+    batch = batch_for(agent)
+    metrics, _ = agent.critic_step(agent.prepare(batch))
+    encoder, projection = agent.learner.encoder, agent.learner.projection
+    trained = [*encoder.parameters(), *projection.parameters()]
+    assert all(parameter.grad.isfinite().all() and parameter.grad.any() for parameter in trained)
+    assert all(parameter.grad is None for parameter in agent.decoder.parameters())
+    assert 0 < metrics["loss/consistency"] < float("inf")
+    metrics = agent.update(batch)
     assert all(value.isfinite() for value in metrics.values())
-    assert metrics["mask/kept"] > 0
+    assert all(parameter.grad.isfinite().all() for parameter in [*trained, *agent.decoder.parameters()])
+    assert all(parameter.grad.any() for parameter in agent.decoder.parameters())
+    assert len(masks) == 3  # of two critic steps and a prediction
+    for found in masks:
+        assert found.shape == batch.obs.shape
+        assert found.dtype == (torch.bool if mask == "quantile" else torch.float32)
+        assert not found.requires_grad
+        assert ((found >= 0) & (found <= 1)).all()
+        assert (found.float().amax(dim=(2, 3)) == 1).all()  # the most salient pixel of each frame is kept
+        assert found.float().std() > 0
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -449,7 +474,7 @@ BAD = [
     (partial(smoothgrad, noise=-0.5), "noise .* not -0.5"),
     (partial(smoothgrad, noise=float("nan")), "noise .* not nan"),
     (partial(occlusion, window=0), "window .* not 0"),
-    (partial(occlusion, window=25), "25 pixels does not fit pictures of 24x24"),
+    (partial(occlusion, window=25), "25 pixels does not fit images of 24x24"),
     (partial(occlusion, window=4, stride=5), "stride of 5 pixels leaves gaps"),
     (partial(occlusion, stride=1.5), "stride .* not 1.5"),
     (partial(rise, masks=0), "masks .* not 0"),
@@ -483,3 +508,89 @@ def test_guided_grad_cam_is_the_product():
     obs, action = batch()
     expected = guided_backprop(q, obs, action) * grad_cam(q, obs, action)
     assert torch.equal(guided_grad_cam(q, obs, action), expected)
+
+
+# --- names with arguments
+
+
+def test_a_name_can_have_arguments():
+    q = q1(perturbed_critic())
+    obs, action = batch()
+    for name in QUICK:
+        plain = name.partition(":")[0]
+        assert torch.equal(attribution.get(name)(q, obs, action), quick(plain)(q, obs, action))
+        assert name in METHODS
+        assert METHODS[name].name == name
+        assert METHODS.origin(name) == METHODS.origin(plain)
+        assert METHODS[name].needs_captum == METHODS[plain].needs_captum
+    assert list(METHODS) == [name.partition(":")[0] for name in QUICK]  # lists without them
+    expected = grad_cam(q, obs, action, stride=4, relu=False)
+    assert torch.equal(attribution.get("grad_cam:relu=false, stride=4")(q, obs, action), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("smoothgrad:sample=4", r"'sample=4' is not an argument of 'smoothgrad'; .*noise=float, samples=int"),
+        ("smoothgrad:", "'' is not an argument of 'smoothgrad'"),
+        ("smoothgrad:4", "'4' is not an argument of 'smoothgrad'"),
+        ("smoothgrad:generator=1", "'generator=1' is not an argument"),
+        ("smoothgrad:samples=4,samples=5", "samples is given twice"),
+        ("smoothgrad:samples=1.5", "smoothgrad: samples must be an integer, not '1.5'"),
+        ("smoothgrad:samples=0", "smoothgrad: samples must be a positive integer, not 0"),
+        ("smoothgrad:noise=-1", "noise must be zero or positive, not -1.0"),
+        ("smoothgrad:noise=loud", "noise must be a number, not 'loud'"),
+        ("grad_cam:relu=maybe", "relu must be true or false, not 'maybe'"),
+        ("grad_cam:stride=0", "stride must be a positive integer, not 0"),
+        ("guided_grad_cam:layer=3", "'layer=3' is not an argument .*: stride=int$"),
+        ("occlusion:window=4,stride=5", "stride of 5 pixels leaves gaps"),
+        ("occlusion:stride=9", "stride of 9 pixels leaves gaps"),  # than the default window
+        ("integrated_gradients:steps=0", "steps must be"),
+        ("rise:keep=1", "keep, .* not 1.0"),
+        ("gradient:samples=4", "'samples=4' is not an argument of 'gradient'; its arguments: none"),
+        ("smothgrad:samples=4", "unknown attribution method 'smothgrad': did you mean 'smoothgrad'"),
+    ],
+)
+def test_bad_arguments_of_a_name_are_refused_with_the_settings(name: str, message: str):
+    for make in (lambda: METHODS[name], lambda: small("sgqn", attribution=name)):
+        with pytest.raises(SgqnError, match=message) as error:
+            make()
+        assert "\n" not in str(error.value)
+
+
+def test_own_methods_take_arguments_without_annotations(monkeypatch: pytest.MonkeyPatch):
+    def scaled(q, obs, action, factor=2.0, times=1, note="", sign=True):
+        return gradient(q, obs, action) * factor**times * (1 if sign else -1)
+
+    def fixed(value: Tensor, obs: Tensor, factor: float = 2.0) -> Tensor:
+        return attribution.gradient_of(value, obs) * factor
+
+    monkeypatch.setitem(METHODS._things, "scaled", attribution.Method("scaled", scaled, fixed))
+    q = q1(perturbed_critic())
+    obs, action = batch()
+    found = attribution.get("scaled:factor=3,times=2,sign=false")(q, obs, action)
+    assert close(found, -9 * gradient(q, obs, action))
+    with pytest.raises(InvalidValueError, match=r"factor=float, times=int, sign=bool$"):
+        attribution.get("scaled:note=x")
+    # From the graph of the loss only if that function has the arguments too.
+    leaf = attribution.differentiable(obs)
+    shared = METHODS["scaled:factor=3"].of_graph
+    assert shared is not None
+    assert close(shared(q(leaf, action), leaf), 3 * gradient(q, obs, action))
+    assert METHODS["scaled:times=2"].of_graph is None
+
+
+def test_in_training_noise_is_the_agents_own():
+    """Another in every update, and the same again from the same state."""
+    agent, other = (small("sgqn", attribution="smoothgrad:samples=2") for _ in range(2))
+    found = batch_for(agent)
+
+    def noisy(of: Any) -> Tensor:
+        leaf, features = of.saliency.trace(found.obs)
+        values = of.saliency.values(features, found.action)
+        return of.saliency.attribution(values, leaf, found, features)
+
+    first = noisy(agent)
+    assert not torch.equal(noisy(agent), first)
+    assert torch.equal(noisy(other), first)
+    assert agent.explained_by == "smoothgrad:samples=2"

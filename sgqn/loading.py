@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from sgqn import checkpoint, pretrained, run_folder
+from sgqn import checkpoint, deployment, hub, pretrained, run_folder
 from sgqn.agents import Agent, Spec
 from sgqn.config import TrainConfig
 from sgqn.errors import DataError
@@ -21,9 +21,12 @@ AS_TRAINED = package.PRECISIONS[0]
 def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
     """Load a trained agent, ready to act.
 
-    `path` is a run (its newest checkpoint is used), a checkpoint, an exported agent, or a name such as
-    "pretrained:walker-walk".
+    `path` is a run (its latest checkpoint is used), a checkpoint, an exported agent, also one as an ONNX graph, or a
+    name such as "pretrained:walker-walk" or, on the Hugging Face Hub, "hf:user/name".
     """
+    path = hub.find(path) or path
+    if (graph := deployment.find(path)) is not None:
+        return deployment.load(graph, device).agent
     exported = pretrained.find(path)
     if exported is not None:
         return package.read(exported).build(device)
@@ -39,8 +42,10 @@ def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
 
 
 def find(path: str | Path) -> Path:
-    """The folder that holds the weights: an exported agent, a checkpoint, or the newest checkpoint of a run."""
-    return pretrained.find(path) or checkpoint.find(path)
+    """What holds the weights: the folder of an exported agent, of a checkpoint or of a run's newest checkpoint, or the
+    file of an ONNX graph."""
+    path = hub.find(path) or path
+    return deployment.find(path) or pretrained.find(path) or checkpoint.find(path)
 
 
 class Trained(NamedTuple):
@@ -57,6 +62,9 @@ class Trained(NamedTuple):
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
     """Like `load_agent`, with the configuration, the training step and the run's folder."""
+    path = hub.find(path) or path
+    if (graph := deployment.find(path)) is not None:
+        return Trained(*deployment.load(graph, device), None, AS_TRAINED)
     exported = pretrained.find(path)
     if exported is not None:
         packed = package.read(exported)

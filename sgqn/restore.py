@@ -22,7 +22,7 @@ def restore_agent(
     origin: object,
     device: str | torch.device = "cpu",
 ) -> Agent:
-    """An agent that is ready to act, and knows what it was trained on; `weights` is given a fresh agent."""
+    """An agent that is ready to act, with its task; `weights` is called with a fresh agent."""
     agent = build_agent(config.agent, spec, config.settings, seed=config.seed, device=check_device(device))
     try:
         agent.load_state_dict(weights(agent))

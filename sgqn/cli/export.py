@@ -13,24 +13,40 @@ from sgqn.cli.command import Flag, Renderer, Run, bars, command
 def export(
     path: Run,
     out: Path,
+    format: Literal["safetensors", "onnx"] = "safetensors",
     precision: Literal["half", "int8"] | None = None,
     runs: Path | None = None,
     renderer: Renderer = "auto",
 ) -> None:
-    """Pack a run's agent for sharing: weights in half precision, agent.json, a model card.
+    """Export an agent for sharing: weights, agent.json and a model card; or an ONNX graph.
 
-    `sgqn evaluate`, `explain` and the others take the folder in place of a run. Before anything is written, the packed
-    agent is compared with the given one, on the observations of that one in two shifts.
+    `sgqn evaluate`, `explain` and the others accept the folder instead of a run. Before anything is written, the
+    exported agent is compared with the original one on observations of two shifts.
 
     Args:
         path: Run (its newest checkpoint), checkpoint or exported agent.
-        out: Folder to write; an agent exported there before is replaced.
+        out: Folder to write; an agent exported there before is replaced, other files are refused.
+        format: safetensors for this package. onnx: a graph from observations to actions and predicted masks, for
+            onnxruntime; needs the extra onnx.
         precision: int8 stores large matrices in 8 bits. Default: half, or that of an exported agent.
-        runs: Folder of kept runs: the card gets its records from there and lists the agent's other seeds.
+        runs: Folder of runs: the model card takes its records from there and lists the agent's other seeds.
         renderer: Renderer of the comparison.
     """
+    from sgqn.errors import InvalidValueError
     from sgqn.export import export as pack
+    from sgqn.export.onnx import export_onnx
 
+    if format == "onnx":
+        if precision is not None or runs is not None:
+            raise InvalidValueError("--precision and --runs are for --format safetensors, a graph has single precision")
+        with bars() as report:
+            folder, size, found = export_onnx(path, out, renderer, report)
+        print(f"{folder}: {size / 1e6:.1f} MB")
+        print(
+            f"the graph's actions differ from PyTorch's by {found['action']:.1g} at most, its masks by "
+            f"{found['mask']:.1g}, on {found['observations']} observations"
+        )
+        return
     with bars() as report:
         done = pack(path, out, precision, renderer, report, runs)
     check = done.check

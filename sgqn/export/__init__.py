@@ -15,7 +15,7 @@ from sgqn.agents import Agent
 from sgqn.envs.families import find_task
 from sgqn.errors import DataError, InvalidValueError
 from sgqn.export import card
-from sgqn.files import write_folder
+from sgqn.files import other_files, write_folder
 from sgqn.inspect import Report, Subject, looks, play
 from sgqn.inspect.measures import binary, mask_iou
 from sgqn.pretrained import package
@@ -52,8 +52,8 @@ def export(
     `precision` is half by default, or that of the exported agent. `runs` is a folder of kept runs: the card gets its
     records from the agent's own run there, and states which of them the agent was chosen from.
 
-    Refused if the packed agent would act otherwise than the given one, or if `out` holds anything but an exported
-    agent, which is replaced.
+    Refused if the packed agent would act otherwise than the given one, or if `out` holds anything but the files of an
+    exported agent, which are replaced.
     """
     out = Path(out)
     _check_out(out)
@@ -129,7 +129,7 @@ def counted(run: Run, step: int) -> list[RunEvaluation]:
     kinds: dict[tuple[str, ...], RunEvaluation] = {}
     for found in run.evaluations:
         kind = found.shift, found.renderer, found.backgrounds, found.weights
-        if found.step <= step and (kind not in kinds or rank(found) >= rank(kinds[kind])):
+        if found.step is not None and found.step <= step and (kind not in kinds or rank(found) >= rank(kinds[kind])):
             kinds[kind] = found
     return [kinds[kind] for kind in sorted(kinds)]
 
@@ -144,10 +144,17 @@ def candidates(kept: Iterable[Run], task: str, agent: str) -> list[dict[str, Any
 
 
 def _check_out(out: Path) -> None:
-    if out.is_dir() and not (out / package.ABOUT).is_file() and any(out.iterdir()):
-        raise InvalidValueError(f"{out} holds something that is no exported agent: choose another --out")
     if out.exists() and not out.is_dir():
         raise InvalidValueError(f"{out} is not a folder: choose another --out")
+    if others := other_files(out, (package.WEIGHTS, package.ABOUT, package.CARD)):
+        raise InvalidValueError(f"{out} holds something that is no exported agent, {others[0]}: choose another --out")
+    if out.is_dir() and any(out.iterdir()):
+        try:
+            package.read_about(out)
+        except DataError as error:
+            raise InvalidValueError(
+                f"{out} holds no exported agent to replace ({error}): choose another --out"
+            ) from error
 
 
 @torch.no_grad()

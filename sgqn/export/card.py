@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sgqn.agents import AGENTS
+from sgqn.agents import AGENTS, Spec
 from sgqn.config import TrainConfig, preset
 from sgqn.envs.families import find_task
 from sgqn.pretrained.package import PRECISIONS, Package
@@ -57,8 +57,7 @@ def write(package: Package) -> str:
     """The whole card, in Markdown; all it says is in agent.json."""
     config = package.config
     parts = [
-        f"# {config.agent} on {config.task}",
-        f"An agent that acts from pixels, trained by `sgqn` for {package.step:,} agent steps, seed {config.seed}.",
+        *_title(config, package.step),
         "## Use",
         *_use(config),
         "## Returns",
@@ -75,17 +74,72 @@ def write(package: Package) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def write_onnx(config: TrainConfig, spec: Spec, step: int, masks: bool) -> str:
+    """The card of an agent as an ONNX graph."""
+    size, repeat = spec.render_size, config.action_repeat
+    stack = f"{spec.channels // 3} RGB frames, oldest first" if spec.channels > 3 else "an RGB frame"
+    actions = (
+        f"int64 (batch,): one of {spec.action_dim} actions"
+        if spec.discrete
+        else f"float32 (batch, {spec.action_dim}), from -1 to 1"
+    )
+    rows = [
+        "| name | | |",
+        "|---|---|---|",
+        f"| `observation` | input | uint8 (batch, {spec.channels}, {size}, {size}): {stack} |",
+        f"| `action` | output | {actions} |",
+    ]
+    if masks:
+        rows.append(f"| `mask` | output | float32 (batch, {spec.channels}, {size}, {size}): the predicted mask |")
+    parts = [
+        *_title(config, step),
+        "## Use",
+        "`model.onnx` is one graph from observations to deterministic actions. Normalization is inside the graph; "
+        f"the agent was trained with {repeat} control step{'s' * (repeat != 1)} per action. `sgqn evaluate`, `watch` "
+        "and `demo` take this folder. Without `sgqn`, with numpy and onnxruntime alone:",
+        *_code(
+            "import onnxruntime",
+            "",
+            'session = onnxruntime.InferenceSession("model.onnx")',
+            'action = session.run(["action"], {"observation": frames})[0]',
+        ),
+        "\n".join(rows),
+        "The file's metadata has the task, the action repeat and the configuration of the training.",
+        "## Training",
+        f"    {command(config)}",
+        "## Licence",
+        "MIT, as the package.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _title(config: TrainConfig, step: int) -> Iterator[str]:
+    yield _front_matter(config)
+    yield f"# {config.agent} on {config.task}"
+    yield f"An agent that acts from pixels, trained by `sgqn` for {step:,} agent steps, seed {config.seed}."
+
+
+def _front_matter(config: TrainConfig) -> str:
+    """Facts that model hubs read."""
+    tags = ["reinforcement-learning", "visual-reinforcement-learning", "sgqn", config.agent, config.task]
+    facts = ["license: mit", "library_name: sgqn", "pipeline_tag: reinforcement-learning", "tags:"]
+    return "\n".join(["---", *facts, *(f'  - "{tag}"' for tag in dict.fromkeys(tags)), "---"])
+
+
+def _code(*lines: str) -> Iterator[str]:
+    yield "\n".join(f"    {line}".rstrip() for line in lines)
+
+
 def _use(config: TrainConfig) -> Iterator[str]:
     yield "`sgqn evaluate`, `explain` and the others that take a run take this folder too. From Python:"
-    lines = [
+    yield from _code(
         "import sgqn",
         "",
         'agent = sgqn.load_agent("FOLDER")',
         f'env = sgqn.make("{config.task}", shift="{find_task(config.task).shifts[-1]}"{_env_options(config)})',
         "obs, info = env.reset(seed=0)",
         "action = agent.act(obs)",
-    ]
-    yield "\n".join(f"    {line}".rstrip() for line in lines)
+    )
 
 
 def _env_options(config: TrainConfig) -> str:

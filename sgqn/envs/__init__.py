@@ -1,4 +1,4 @@
-"""Tasks of all families as Gymnasium environments that show pixels."""
+"""Tasks of all families as Gymnasium environments with pixel observations."""
 
 from __future__ import annotations
 
@@ -50,3 +50,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'sgqn.envs' has no attribute {name!r}")
     return getattr(importlib.import_module(f"sgqn.envs.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,14 +1,12 @@
-"""What plays behind the robot in the video shifts: the benchmark's clips, or generated scenes without them.
+"""Backgrounds of the video shifts: the benchmark's clips, or generated scenes if they are missing.
 
-Generated scenes are not the benchmark, but they ask the same of an agent: busy pictures with the statistics
-of photographs (surfaces of all sizes that occlude each other, 1/f texture, correlated colours), seen by a
-camera that drifts past them.
+Generated scenes are not the benchmark, but similarly distracting: images with the statistics of photographs (surfaces
+of all sizes that occlude each other, 1/f texture, correlated colours) and a moving camera.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -30,12 +28,13 @@ PREFETCHER = "sgqn-clips"  # the thread that loads ahead
 GENERATED_FRAMES = 250  # an episode at action repeat 4; the camera's path is closed, so wrapping shows no jump
 
 Ints = Sequence[int] | NDArray[np.integer] | Tensor
-Load = Callable[[int], Tensor]  # clip -> uint8 (frames, size, size, 3) in main memory
+Size = int | tuple[int, int]  # of a square, or height and width
+Load = Callable[[int], Tensor]  # clip -> uint8 (frames, height, width, 3) in main memory
 Floats = NDArray[np.float32]
 
 
 class Backgrounds:
-    """Clips that are each loaded once and then kept until others need the room.
+    """Clips that are loaded once and cached, least recently used ones evicted first.
 
     Clips that are playing, those of the latest `frames` call, are held even where they exceed `cache_bytes`.
     A frame index past a clip's end wraps; `max_frames` promises that no index reaches it.
@@ -46,12 +45,13 @@ class Backgrounds:
         source: str,
         num_clips: int,
         load: Load,
-        size: int,
+        size: Size,
         device: torch.device | str = "cpu",
         cache_bytes: int = CACHE_BYTES,
         max_frames: int | None = None,
     ):
-        self.source, self.num_clips, self.size, self.max_frames = source, num_clips, size, max_frames
+        self.source, self.num_clips, self.max_frames = source, num_clips, max_frames
+        self._shape = (size, size) if isinstance(size, int) else size
         self._load, self._device, self._cache_bytes = load, torch.device(device), cache_bytes
         self._playing: dict[int, tuple[Tensor, ...]] = {}  # clip -> its frames; the caller's thread alone
         self._lock = threading.Lock()  # guards all below
@@ -63,7 +63,7 @@ class Backgrounds:
         _open.add(self)
 
     def frames(self, clip: Ints, frame: Ints) -> Tensor:
-        """One picture per environment: uint8 (N, size, size, 3) on the device. Indices are host values."""
+        """One image per environment: uint8 (N, height, width, 3) on the device. Indices are host values."""
         clips, times = _as_list(clip), _as_list(frame)
         if len(clips) != len(times):
             raise InvalidValueError(f"{len(clips)} clips but {len(times)} frame indices")
@@ -72,12 +72,12 @@ class Backgrounds:
         if self._playing.keys() != set(clips):
             self._play(set(clips))
         if not clips:
-            return torch.empty(0, self.size, self.size, 3, dtype=torch.uint8, device=self._device)
+            return torch.empty(0, *self._shape, 3, dtype=torch.uint8, device=self._device)
         playing = [self._playing[c] for c in clips]
         return torch.stack([views[t % len(views)] for views, t in zip(playing, times, strict=True)])
 
     def prefetch(self, clips: Ints) -> None:
-        """Have clips loaded by a background thread. What goes wrong is raised when the clip is played."""
+        """Load clips in a background thread. Errors are raised when the clip is played."""
         wanted = _as_list(clips)
         self._check_clips(wanted)
         with self._lock:
@@ -87,14 +87,14 @@ class Backgrounds:
                 self._prefetcher.start()
 
     def settle(self) -> None:
-        """Wait until the background thread has loaded what it was asked for."""
+        """Wait until the background thread has loaded the requested clips."""
         with self._lock:
             thread = self._prefetcher
         if thread is not None:
             thread.join()
 
     def close(self) -> None:
-        """Load nothing more ahead, and wait for the clip that is being loaded."""
+        """Stop prefetching, and wait for the clip that is being loaded."""
         with self._lock:
             self._wanted.clear()
         self.settle()
@@ -162,7 +162,7 @@ class Backgrounds:
             try:
                 self._get(clip)
             except Exception:
-                continue  # whoever plays the clip loads it anew and gets the error
+                continue  # playing the clip loads it again and raises the error
 
     def _held(self) -> int:
         """Bytes of the clips in the cache."""
@@ -180,25 +180,35 @@ _open: weakref.WeakSet[Backgrounds] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A thread inside a C++ library must not meet the interpreter's end: it would abort the process."""
+    """A thread inside a C++ library at interpreter exit would abort the process."""
     for backgrounds in list(_open):
         backgrounds.close()
 
 
 def open_backgrounds(
     kind: str,
-    size: int,
+    size: Size,
     device: torch.device | str = "cpu",
     cache_bytes: int = CACHE_BYTES,
     max_frames: int | None = None,
+    generated_size: int | None = None,
 ) -> Backgrounds:
-    """The clips of `video_easy` or `video_hard` in the data directory; generated ones if it has none."""
+    """The clips of `video_easy` or `video_hard` in the data directory; generated ones if it has none.
+
+    Generated ones look different at every size: with `generated_size`, those of that size are resized.
+    """
     if max_frames is not None and max_frames < 1:
         raise InvalidValueError(f"max_frames must be at least 1, not {max_frames}")
     paths = data.video_clips(kind)
     count = data.EXPECTED[kind]
     if not paths:
-        generate = functools.partial(generate_clip, kind, size=size, max_frames=max_frames)
+
+        def generate(clip: int) -> Tensor:
+            square = generated_size or size
+            assert isinstance(square, int)
+            frames = generate_clip(kind, clip, square, max_frames)
+            return frames if square == size else torch.stack([_resize(frame.numpy(), size) for frame in frames])
+
         return Backgrounds("generated", count, generate, size, device, cache_bytes, max_frames)
     source = f"dmcgb:{kind} ({len(paths)} of {count} clips)"
 
@@ -215,8 +225,8 @@ def _as_list(indices: Ints) -> list[int]:
 # The benchmark's clips
 
 
-def decode_clip(path: Path | str, size: int, max_frames: int | None = None) -> Tensor:
-    """A video, at most its first `max_frames`: uint8 (frames, size, size, 3). Damaged parts are left out."""
+def decode_clip(path: Path | str, size: Size, max_frames: int | None = None) -> Tensor:
+    """A video, at most its first `max_frames`: uint8 (frames, height, width, 3). Damaged parts are left out."""
     import av
 
     if problem := _file_problem(Path(path)):
@@ -262,7 +272,7 @@ def _pictures(path: Path | str) -> Iterator[NDArray[np.uint8]]:
                 yield np.asarray(reformatter.reformat(frame, format="rgb24").to_ndarray(), np.uint8)
 
 
-def _resize(picture: NDArray[np.uint8], size: int) -> Tensor:
+def _resize(picture: NDArray[np.uint8], size: Size) -> Tensor:
     """The benchmark's arithmetic: bilinear without antialiasing on 0..1, then truncated.
 
     One frame at a time, since batches leave the processor's cache, and divided by NumPy, since torch would
@@ -279,7 +289,7 @@ _KIND_SEEDS = {"video_easy": 1, "video_hard": 2}
 _PICTURE_SEED = 3
 _WORLD = 3  # a scene is three views wide and high
 _CHUNK = 50  # frames rendered at once: more leave the processor's cache
-_PER_SCENE = 8  # pictures taken of one scene
+_PER_SCENE = 8  # images per scene
 
 
 def generate_clip(kind: str, clip: int, size: int, max_frames: int | None = None) -> Tensor:
@@ -292,7 +302,7 @@ def generate_clip(kind: str, clip: int, size: int, max_frames: int | None = None
 
 
 def generated_pictures(count: int, size: int, seed: int) -> Tensor:
-    """Still pictures of such scenes, uint8 (count, size, size, 3): for augmentation without a picture set."""
+    """Still images of such scenes, uint8 (count, size, size, 3): for augmentation without overlay images."""
     parts = [torch.empty(0, size, size, 3, dtype=torch.uint8)]
     for index in range(-(-count // _PER_SCENE)):
         rng = np.random.default_rng([_PICTURE_SEED, seed, index])
@@ -305,7 +315,7 @@ def generated_pictures(count: int, size: int, seed: int) -> Tensor:
 
 
 class _Scene:
-    """Two layers, three views wide: surfaces that fill it, and a few nearer ones that pass before them."""
+    """Two layers, three views wide: a background of surfaces, and a few surfaces in front of it."""
 
     def __init__(self, rng: np.random.Generator, size: int):
         self._size = size
@@ -318,7 +328,7 @@ class _Scene:
         self._near = torch.from_numpy(np.stack([*(_colour(rng, near, palette, textures) * opaque), opaque]))
 
     def render(self, poses: NDArray[np.float64]) -> Tensor:
-        """Pictures from camera poses (N, 4): centre x and y in views, zoom, angle."""
+        """Images from camera poses (N, 4): centre x and y in views, zoom, angle."""
         parts = [self._render(poses[i : i + _CHUNK]) for i in range(0, len(poses), _CHUNK)]
         return torch.cat(parts)
 
@@ -369,7 +379,7 @@ def _radii(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
 
 
 def _dead_leaves(rng: np.random.Generator, size: int, radii: NDArray[np.float64]) -> NDArray[np.int16]:
-    """Boxes and ellipses thrown on each other in turn: a map of ids from 1; 0 is where none fell."""
+    """Overlapping random boxes and ellipses as a map of ids, starting at 1; 0 is empty."""
     n, count, radius = _WORLD * size, len(radii), radii * size
     centre_x, centre_y = rng.random((2, count)) * n
     narrow = np.exp(rng.uniform(np.log(0.12), 0, count))

@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import gymnasium
 import numpy as np
 import torch
 
-from sgqn.envs.checks import check_action, check_count, check_seed, check_sizes
+from sgqn.envs import forks
+from sgqn.envs.checks import check_action, check_count, check_render_mode, check_seed, check_sizes, check_view
 from sgqn.envs.families import check_shift, find_task
 from sgqn.envs.pixels import Pixels
-from sgqn.envs.stage import LocalStage, choose_renderer
-from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
+from sgqn.envs.stage import LocalStage, Stage, choose_renderer
+from sgqn.envs.view import View
+from sgqn.envs.workers import WorkerStage
+from sgqn.errors import SgqnError, UnknownNameError
+
+
+class CommonOptions(TypedDict, total=False):
+    """Options of `make` and `make_vec`, for editors and type checkers."""
+
+    action_repeat: int | None
+    image_size: int
+    frame_stack: int | None
+    masks: bool
+    render_mode: str | None
+
+
+class EnvOptions(CommonOptions, total=False):
+    """Options of `make`."""
+
+    width: int | None
+    height: int | None
+    camera_id: int | None
+    camera_name: str | None
 
 
 class PixelEnv(gymnasium.Env[np.ndarray, Any]):
-    """A task seen through its camera, under one of its shifts: by default the one to train in.
+    """A task with pixel observations, in one of its shifts; by default the training scene.
 
     Observations are uint8 (3 * frame_stack, image_size, image_size). Actions lie in [-1, 1] (others are clipped), or
-    are integers where the task has discrete ones. Episode k after `reset(seed=s)` is the same for everyone;
-    `reset(options={"episode": k})` jumps there. With `masks=True`, `info["mask"]` tells which pixels of each stacked
-    frame show the controlled system. Where a task can be solved, `info["success"]` tells whether it is at this moment.
+    are integers where the task has discrete ones. Episode k after `reset(seed=s)` is always the same;
+    `reset(options={"episode": k})` jumps to it. With `masks=True`, `info["mask"]` has the pixels of each stacked frame
+    that show the controlled system. If a task can be solved, `info["success"]` is true while it is solved.
+
+    With `render_mode="rgb_array"`, `render` returns the newest frame, or with `width`, `height`, `camera_id` or
+    `camera_name` an image of that size from that camera, which observations do not depend on.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
@@ -38,20 +63,36 @@ class PixelEnv(gymnasium.Env[np.ndarray, Any]):
         frame_stack: int | None = None,
         masks: bool = False,
         render_mode: str | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        camera_id: int | None = None,
+        camera_name: str | None = None,
     ):
-        if render_mode not in (None, "rgb_array"):
-            raise InvalidValueError(f"render_mode must be None or 'rgb_array', not {render_mode!r}")
+        forks.prepare()
+        self.render_mode = check_render_mode(render_mode)
         self.task = find_task(task, action_repeat)
         self.shift = check_shift(task, shift)
         frame_stack = self.task.defaults.frame_stack if frame_stack is None else frame_stack
         check_sizes(image_size, frame_stack)
+        viewed = check_view(render_mode, width, height, camera_id, camera_name, image_size)
         self._seed, self._episode = check_seed(seed), -1
-        self.render_mode = render_mode
         device = torch.device("cpu")
         renderer = choose_renderer(self.task, renderer)
         found = self.task.family.shift(task, self.shift)
         self._pixels = Pixels(1, image_size, frame_stack, found, device, self.task.episode_steps)
-        self._stage = LocalStage(self.task, found, 1, image_size, renderer, device, masks)
+        self._stage: Stage
+        self._view: View | None = None
+        if renderer == "gl" and forks.is_forked():  # OpenGL does not survive a fork: it needs a separate process
+            if viewed is not None:
+                raise SgqnError(
+                    "a forked process cannot render other sizes or cameras with OpenGL: use renderer='warp', or start "
+                    "the process with the method 'spawn'"
+                )
+            self._stage = WorkerStage(self.task, found, 1, image_size, renderer, device, masks)
+        else:
+            self._stage = stage = LocalStage(self.task, found, 1, image_size, renderer, device, masks)
+            if viewed is not None:
+                self._view = View(stage, self._pixels, renderer, *viewed)
         self.observation_space = gymnasium.spaces.Box(0, 255, (3 * frame_stack, image_size, image_size), dtype=np.uint8)
         self.action_space = self._stage.action_space
         self.metadata = describe(self.metadata, renderer, self._pixels.source, self._stage.agent_step_seconds)
@@ -65,6 +106,8 @@ class PixelEnv(gymnasium.Env[np.ndarray, Any]):
         super().reset(seed=None if seed is None else new_seed)
         self._seed, self._episode = new_seed, episode
         self._stage.reset([0], self._seed, [self._episode])
+        if self._view is not None:
+            self._view.start()
         frames = self._stage.frames()
         self._pixels.start([0], self._seed, [self._episode], frames, self._stage.masks(), self._stage.screens())
         self._pixels.prefetch([self._episode + 1])
@@ -73,7 +116,7 @@ class PixelEnv(gymnasium.Env[np.ndarray, Any]):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if not self._running:
-            raise SgqnError("the episode is over (or never began): call reset() first")
+            raise SgqnError("the episode has ended or not started: call reset() first")
         self._stage.step_async(check_action(action, self.action_space)[None])
         rewards, terminated, truncated = self._stage.step_wait()
         frames = self._stage.frames()
@@ -82,25 +125,25 @@ class PixelEnv(gymnasium.Env[np.ndarray, Any]):
         return self._observation(), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), self._info()
 
     def render(self) -> np.ndarray | None:
-        """The newest frame, as the agent sees it."""
-        if self.render_mode != "rgb_array":
+        """The newest frame of the observation, or an image from the chosen camera: uint8 (H, W, 3)."""
+        if self.render_mode is None:
             return None
+        if self._view is not None:
+            return self._view.image()
         return self._pixels.observations[0, -3:].permute(1, 2, 0).numpy().copy()
 
     def close(self) -> None:
         self._running = False
         self._pixels.close()
+        if self._view is not None:
+            self._view.close()
         self._stage.close()
 
     def _observation(self) -> np.ndarray:
         return self._pixels.observations[0].numpy()
 
     def _info(self) -> dict[str, Any]:
-        info = {
-            "episode_number": self._episode,
-            "renderer": self.metadata["renderer"],
-            "backgrounds": self.metadata["backgrounds"],
-        }
+        info: dict[str, Any] = {"episode_number": self._episode}  # no text: torchrl takes numbers only
         successes = self._stage.successes()
         if successes is not None:
             info["success"] = bool(successes[0])
@@ -109,8 +152,10 @@ class PixelEnv(gymnasium.Env[np.ndarray, Any]):
         return info
 
 
-def make(task: str, shift: str | None = None, seed: int = 0, renderer: str = "auto", **options: Any) -> PixelEnv:
-    """A task under a shift as a Gymnasium environment; see `PixelEnv` for the options."""
+def make(
+    task: str, shift: str | None = None, seed: int = 0, renderer: str = "auto", **options: Unpack[EnvOptions]
+) -> PixelEnv:
+    """A task in a shift as a Gymnasium environment; see `PixelEnv` for the options."""
     return PixelEnv(task, shift, seed, renderer, **options)
 
 
@@ -120,7 +165,7 @@ def describe(metadata: dict[str, Any], renderer: str, source: str, step_seconds:
 
 
 def read_episode(options: dict[str, Any] | None, default: int) -> int:
-    """The episode that `reset`'s options ask for."""
+    """The episode in `reset`'s options."""
     for name in options or {}:
         if name != "episode":
             raise UnknownNameError("option of reset", name, ("episode",))

@@ -1,4 +1,4 @@
-"""Changes of pixels for shifts of any environment: colour jitter and a random convolution, one draw per episode.
+"""Pixel filters for shifts of any environment: colour jitter and a random convolution, sampled once per episode.
 
 Both are linear maps of a pixel and its neighbours. Weights are multiples of 1/256, so that float32 sums are exact and a
 frame is the same on every device and in every batch.

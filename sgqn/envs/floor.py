@@ -1,4 +1,4 @@
-"""How bright OpenGL draws a floor.
+"""The brightness of floors in OpenGL.
 
 OpenGL lights a plane at the corners of its grid's cells and interpolates between them. A grid has at most 200 cells
 each way, so on walker's floor of 500 metres a spotlight may fall between corners and hardly be seen; a ray caster

@@ -20,28 +20,36 @@ _SEGMENTATION = (int(mujoco.mjtRndFlag.mjRND_SEGMENT), int(mujoco.mjtRndFlag.mjR
 
 
 class GLRenderer(Renderer):
-    """Draws a simulation's camera in an OpenGL context of its own.
+    """Renders a simulation's camera in a separate OpenGL context; with `paints`, it also applies the appearance.
 
     Like `mujoco.Renderer`, which frees its textures in whichever context is current: with several that damages others.
     """
 
-    def __init__(self, simulation: MujocoSimulation, size: int):
+    def __init__(
+        self,
+        simulation: MujocoSimulation,
+        size: int | tuple[int, int],
+        camera: int | None = None,
+        paints: bool = True,
+    ):
         self._gl: mujoco.GLContext | None = None
         problem = gl_error()
         if problem is not None:
-            raise SgqnError(f"no OpenGL context can be made here ({problem}): use renderer='warp'")
+            raise SgqnError(f"no OpenGL context can be created ({problem}): use renderer='warp'")
+        height, width = (size, size) if isinstance(size, int) else size
         self._simulation = simulation
-        self._painter = Painter(simulation.model)
+        self._painter = Painter(simulation.model) if paints else None
         self._controlled = simulation.scene.controlled_objects(simulation.model)
         buffer = simulation.model.vis.global_
-        buffer.offwidth = buffer.offheight = size  # all of it is cleared and resolved for every frame
-        self._pixels = np.empty((size, size, 3), dtype=np.uint8)
-        self._viewport = mujoco.MjrRect(0, 0, size, size)
+        buffer.offwidth, buffer.offheight = width, height  # all of it is cleared and resolved for every frame
+        self._pixels = np.empty((height, width, 3), dtype=np.uint8)
+        self._viewport = mujoco.MjrRect(0, 0, width, height)
         self._scene = mujoco.MjvScene(simulation.model, _MAX_GEOMS)
         self._option, self._camera = mujoco.MjvOption(), mujoco.MjvCamera()
         self._option.flags[mujoco.mjtVisFlag.mjVIS_RANGEFINDER] = False  # sensors' rays are no part of the scene
-        self._camera.type, self._camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, simulation.camera
-        self._gl = mujoco.GLContext(size, size)
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._camera.fixedcamid = simulation.camera if camera is None else camera
+        self._gl = mujoco.GLContext(width, height)
         self._gl.make_current()
         self._context = mujoco.MjrContext(simulation.model, mujoco.mjtFontScale.mjFONTSCALE_150)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
@@ -51,7 +59,8 @@ class GLRenderer(Renderer):
     def start(self) -> None:
         model = self._simulation.model
         self._make_current()
-        for texture in self._painter.paint(self._simulation.appearance):
+        painted = range(model.ntex) if self._painter is None else self._painter.paint(self._simulation.appearance)
+        for texture in painted:
             mujoco.mjr_uploadTexture(model, self._context, texture)
         for terrain in range(model.nhfield):  # a task may change it at the start of an episode
             mujoco.mjr_uploadHField(model, self._context, terrain)
@@ -99,7 +108,7 @@ class GLRenderer(Renderer):
 
 
 class Painter:
-    """Gives a model an episode's appearance; what that does not name looks as it did at first."""
+    """Applies an episode's appearance to a model; everything else keeps its original look."""
 
     def __init__(self, model: mujoco.MjModel):
         self._model = model

@@ -42,7 +42,7 @@ def _loads(library: str) -> bool:
 
 @functools.cache
 def gl_error() -> str | None:
-    """Why no OpenGL context can be made here, or None where one can: found out by making one."""
+    """Why no OpenGL context can be created, or None if it works. Tries to create one."""
     import mujoco
 
     if not hasattr(mujoco, "GLContext"):

@@ -12,22 +12,24 @@ import torch
 from torch import Tensor
 
 from sgqn.envs import chroma
-from sgqn.envs.backgrounds import open_backgrounds
+from sgqn.envs.backgrounds import Backgrounds, open_backgrounds
 from sgqn.envs.shifts import Shift
 
 
 class Pixels:
-    """The last frames of every environment. Each observation it hands out is a tensor of its own."""
+    """The last frames of every environment. Each returned observation is a new tensor."""
 
     def __init__(self, num_envs: int, size: int, stack: int, shift: Shift, device: torch.device, episode_steps: int):
         self._shift, self._stack = shift, stack
+        self._max_frames = episode_steps + 1
         self._clips = [0] * num_envs
         self._times = [0] * num_envs
-        self._backgrounds = None
+        self._backgrounds: Backgrounds | None = None
+        self._large: Backgrounds | None = None  # the same clips at the size of `compose`
         self._parameters: Tensor | None = None  # of the shift's change of pixels, a row per environment
         self.source = shift.source
         if shift.video is not None:
-            self._backgrounds = open_backgrounds(shift.video, size, device, max_frames=episode_steps + 1)
+            self._backgrounds = open_backgrounds(shift.video, size, device, max_frames=self._max_frames)
             self.source = self._backgrounds.source
         self.observations = torch.zeros(num_envs, 3 * stack, size, size, dtype=torch.uint8, device=device)
         self.masks: Tensor | None = None
@@ -63,13 +65,13 @@ class Pixels:
         return self.observations
 
     def prefetch(self, episodes: Sequence[int]) -> None:
-        """Have the clips of episodes decoded in the background, in this order."""
+        """Decode the clips of episodes in the background, in this order."""
         if self._backgrounds is not None:
             count = self._backgrounds.num_clips
             self._backgrounds.prefetch([self._shift.clip(episode, count) for episode in episodes])
 
     def push(self, frames: Tensor, masks: Tensor | None, screens: Tensor | None = None) -> Tensor:
-        """One step further in every world."""
+        """Advance every world by one step."""
         self._times = [time + 1 for time in self._times]
         newest = self._composite(frames, screens)
         self.observations = torch.cat([self.observations[:, 3:], newest], dim=1)
@@ -77,14 +79,30 @@ class Pixels:
             self.masks = torch.cat([self.masks[:, 1:], masks[:, None]], dim=1)
         return self.observations
 
+    def compose(self, frame: np.ndarray, screen: np.ndarray | None) -> np.ndarray:
+        """A frame of the first environment at another size, (height, width, 3), changed like those of observations."""
+        backgrounds = None
+        if self._shift.video is not None:
+            if self._large is None:
+                height, width = frame.shape[:2]
+                size = self.observations.shape[-1]
+                self._large = open_backgrounds(
+                    self._shift.video, (height, width), max_frames=self._max_frames, generated_size=size
+                )
+            backgrounds = self._large.frames(self._clips[:1], self._times[:1])
+        screens = None if screen is None else torch.from_numpy(screen)[None]
+        parameters = None if self._parameters is None else self._parameters[:1]
+        return self._change(torch.from_numpy(frame)[None], screens, backgrounds, parameters)[0].numpy()
+
     def settle(self) -> None:
         """Wait for the clips that are being decoded ahead."""
         if self._backgrounds is not None:
             self._backgrounds.settle()
 
     def close(self) -> None:
-        if self._backgrounds is not None:
-            self._backgrounds.close()
+        for backgrounds in (self._backgrounds, self._large):
+            if backgrounds is not None:
+                backgrounds.close()
 
     def state(self) -> dict[str, Tensor]:
         state = {"observations": self.observations.cpu(), "times": torch.tensor(self._times)}
@@ -113,12 +131,19 @@ class Pixels:
         self._parameters[world] = torch.from_numpy(parameters)
 
     def _composite(self, frames: Tensor, screens: Tensor | None) -> Tensor:
-        """Channel-first frames with the video on the screens, else where frames are green, and with changed pixels."""
-        if self._backgrounds is not None:
-            frames = chroma.replace(frames, self._backgrounds.frames(self._clips, self._times), screens)
-        if self._shift.pixels is not None and self._parameters is not None:
-            frames = self._shift.pixels.apply(frames, self._parameters)
-        return frames.permute(0, 3, 1, 2)
+        """Channel-first frames as observations show them."""
+        backgrounds = None if self._backgrounds is None else self._backgrounds.frames(self._clips, self._times)
+        return self._change(frames, screens, backgrounds, self._parameters).permute(0, 3, 1, 2)
+
+    def _change(
+        self, frames: Tensor, screens: Tensor | None, backgrounds: Tensor | None, parameters: Tensor | None
+    ) -> Tensor:
+        """Frames with the video on the screens, else where frames are green, and with changed pixels."""
+        if backgrounds is not None:
+            frames = chroma.replace(frames, backgrounds, screens)
+        if self._shift.pixels is not None and parameters is not None:
+            frames = self._shift.pixels.apply(frames, parameters)
+        return frames
 
 
 def _rows_like(tensor: Tensor, rows: list[int]) -> Tensor:

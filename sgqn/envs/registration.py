@@ -1,7 +1,11 @@
-"""Registers `sgqn/<task>-<shift>-v0` with Gymnasium: on `import sgqn`, and whenever a family is registered."""
+"""Registers `sgqn/<task>-<shift>-v0` with Gymnasium: on `import sgqn`, and whenever a family is registered.
+
+Gymnasium imports the package for an id with its name in front: `gymnasium.make("sgqn:sgqn/walker-walk-train-v0")`.
+"""
 
 from __future__ import annotations
 
+from sgqn.envs import forks  # noqa: F401 (notes which process it is imported by)
 from sgqn.envs.families import Family, built_in
 
 
@@ -19,4 +23,9 @@ def register_tasks(family: Family) -> None:
         for shift in family.shifts(task):
             name = f"sgqn/{task}-{shift}-v0"
             if name not in gymnasium.registry:
-                gymnasium.register(id=name, entry_point="sgqn.envs.env:make", kwargs={"task": task, "shift": shift})
+                gymnasium.register(
+                    id=name,
+                    entry_point="sgqn.envs.env:make",
+                    vector_entry_point="sgqn.envs.vector:make_vec",
+                    kwargs={"task": task, "shift": shift},
+                )

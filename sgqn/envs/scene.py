@@ -1,4 +1,4 @@
-"""What a batched renderer must know of a simulation: the pose and size of everything visible, as one row of floats.
+"""Input of the batched renderer: the pose and size of everything visible in a simulation, as one row of floats.
 
 MuJoCo draws geoms, sites and tendons; MuJoCo Warp draws geoms only. So the scene lists the model's geoms and, as
 further geoms, its visible sites and the segments of its tendons, with positions from MuJoCo's own visualiser.

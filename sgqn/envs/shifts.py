@@ -1,9 +1,7 @@
-"""What a shift does to an episode: how the scene looks, which clip plays behind it, how its pixels are changed.
+"""Shifts: the appearance of an episode's scene, the clip in its background, and changes of its pixels.
 
-All of it are pure functions of (seed, episode).
-
-Episode k of a shift is the same for everyone who uses the same seed, whatever ran before it and however many
-environments share the work.
+All of them are pure functions of (seed, episode). Episode k of a shift is the same for the same seed, regardless of
+earlier episodes and of the number of environments.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class Appearance:
 
 
 class PixelChange(Protocol):
-    """Changes the pixels of rendered frames, in another way in each episode. Needs nothing from the simulator."""
+    """Changes the pixels of rendered frames, differently in each episode. Needs no access to the simulator."""
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """The parameters of an episode: float32, of one shape for all episodes."""

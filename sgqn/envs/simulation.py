@@ -1,4 +1,4 @@
-"""A task without pixels: what environments, worker processes and renderers need of it.
+"""A task without pixels: the interface for environments, worker processes and renderers.
 
 A family for a MuJoCo scene subclasses `MujocoSimulation`; one that draws itself subclasses `Simulation` and `Renderer`.
 """
@@ -41,7 +41,7 @@ class Renderer:
 
 
 class Simulation:
-    """A task under a shift: `reset` to an episode, `step` with an action.
+    """A task in a shift: `reset` to an episode, `step` with an action.
 
     Episode k depends on (seed, k) alone, so that any number of simulations can share the episodes of one seed.
     Subclasses set `action_space` and `control_seconds` and implement `start` and `control`.
@@ -59,7 +59,7 @@ class Simulation:
         self.steps = 0  # control steps of this episode
 
     def start(self) -> None:
-        """Start episode `self.episode` of `self.seed`, with randomness from `self.entropy()` alone."""
+        """Start episode `self.episode` of `self.seed`, with randomness only from `self.entropy()`."""
         raise NotImplementedError
 
     def control(self, action: Any) -> tuple[float, bool, bool]:
@@ -68,12 +68,17 @@ class Simulation:
 
     @property
     def success(self) -> bool | None:
-        """Whether the task is solved at this moment; None if it has no such notion. Environments show it in `info`."""
+        """Whether the task is solved at the current step; None if it cannot be solved. Environments report it in
+        `info`."""
         return None
 
     def make_renderer(self, size: int) -> Renderer:
-        """What draws this simulation wherever simulations are drawn one at a time."""
+        """The renderer of this simulation, if simulations are rendered one at a time."""
         raise NotImplementedError
+
+    def make_view(self, size: tuple[int, int], camera: int | str | None) -> Renderer:
+        """The renderer for `render`, at (height, width) and from a camera; None is the task's own camera."""
+        raise SgqnError(f"{self.task.name} can only render the observation: leave out width, height and camera")
 
     def close(self) -> None:
         pass
@@ -99,7 +104,7 @@ class Simulation:
         return total, bool(terminated), bool(truncated)
 
     def state(self) -> dict[str, Any]:
-        """All that `restore` needs to continue bit for bit, as plain numbers and arrays."""
+        """The state for `restore` to continue bit for bit, as plain numbers and arrays."""
         return {"seed": self.seed, "episode": self.episode, "steps": self.steps}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -132,7 +137,7 @@ class Simulation:
 
 
 class MujocoSimulation(Simulation):
-    """A task with a MuJoCo model, which both renderers can draw.
+    """A task with a MuJoCo model, which both renderers support.
 
     `spec` is what the model was compiled from: the Warp renderer extends it by visible sites and tendons.
     """
@@ -152,7 +157,7 @@ class MujocoSimulation(Simulation):
         super().__init__(task, shift)
         self.model, self._spec = model, spec
         self.data = mujoco.MjData(model) if data is None else data
-        self.camera = _camera_id(model, task.defaults.camera)
+        self.camera = self.find_camera(task.defaults.camera)
         self.scene = SceneLayout(model, self.camera, self.controlled_bodies())
 
     def controlled_bodies(self) -> np.ndarray:
@@ -181,6 +186,25 @@ class MujocoSimulation(Simulation):
 
         return GLRenderer(self, size)
 
+    def make_view(self, size: tuple[int, int], camera: int | str | None) -> Renderer:
+        from sgqn.envs.gl import GLRenderer
+
+        return GLRenderer(self, size, self.find_camera(camera), paints=False)
+
+    def find_camera(self, camera: int | str | None) -> int:
+        """The index of a camera in the model; None is the task's own."""
+        import mujoco
+
+        if camera is None:
+            return self.camera
+        kind = mujoco.mjtObj.mjOBJ_CAMERA
+        index = mujoco.mj_name2id(self.model, kind, camera) if isinstance(camera, str) else camera
+        if not 0 <= index < self.model.ncam:
+            names = [mujoco.mj_id2name(self.model, kind, i) or "unnamed" for i in range(self.model.ncam)]
+            known = ", ".join(f"{i} ({name})" for i, name in enumerate(names))
+            raise InvalidValueError(f"{self.task.name} has no camera {camera!r}: choose one of {known}")
+        return int(index)
+
     def write_scene(self, out: np.ndarray) -> None:
         """Write where everything visible is into `out`, a float32 row of `scene.size`."""
         self.scene.write(self.model, self.data, out)
@@ -205,12 +229,3 @@ class MujocoSimulation(Simulation):
 def action_dim(space: spaces.Box | spaces.Discrete) -> int:
     """Size of a continuous action, or the number of discrete ones."""
     return int(space.n) if isinstance(space, spaces.Discrete) else int(np.prod(space.shape))
-
-
-def _camera_id(model: mujoco.MjModel, camera: int | str) -> int:
-    import mujoco
-
-    index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera) if isinstance(camera, str) else camera
-    if not 0 <= index < model.ncam:
-        raise InvalidValueError(f"the model has no camera {camera!r}")
-    return int(index)

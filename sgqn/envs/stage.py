@@ -1,4 +1,4 @@
-"""Where simulations run and are drawn: in this process. `sgqn.envs.workers` has the same in worker processes."""
+"""Runs and renders simulations in this process. `sgqn.envs.workers` does the same in worker processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sgqn.envs.warp import WarpRenderer
 
 
 class Stage(Protocol):
-    """A fixed number of simulations of one task and shift, drawn together."""
+    """A fixed number of simulations of one task and shift, rendered together."""
 
     num_envs: int
     action_space: spaces.Box | spaces.Discrete
@@ -76,11 +76,11 @@ class LocalStage:
         masks: bool,
     ):
         self._device, self._want_masks = device, masks
-        self._simulations = [task.family.load(task, shift) for _ in range(num_envs)]
-        first = self._simulations[0]
+        self.simulations = [task.family.load(task, shift) for _ in range(num_envs)]
+        first = self.simulations[0]
         self.num_envs, self.action_space = num_envs, first.action_space
         self.agent_step_seconds = first.agent_step_seconds
-        self._has_screens = first.has_screen and shift.video is not None
+        self.has_screens = first.has_screen and shift.video is not None
         self._renderers: list[Renderer] = []
         self._warp: WarpRenderer | None = None
         if renderer == "warp":
@@ -88,25 +88,25 @@ class LocalStage:
             self._warp = WarpRenderer(first, num_envs, size, device, masks)
             self._rows = np.zeros((num_envs, first.scene.size), dtype=np.float32)
         else:
-            self._renderers = [simulation.make_renderer(size) for simulation in self._simulations]
+            self._renderers = [simulation.make_renderer(size) for simulation in self.simulations]
 
     def reset(self, worlds: Sequence[int], seed: int, episodes: Sequence[int]) -> None:
         for world, episode in zip(worlds, episodes, strict=True):
-            self._simulations[world].reset(episode, seed)
+            self.simulations[world].reset(episode, seed)
         self._start(worlds)
 
     def step_async(self, actions: np.ndarray) -> None:
         self._actions = actions
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        results = [s.step(action) for s, action in zip(self._simulations, self._actions, strict=True)]
+        results = [s.step(action) for s, action in zip(self.simulations, self._actions, strict=True)]
         rewards, terminated, truncated = zip(*results, strict=True)
         return np.array(rewards), np.array(terminated), np.array(truncated)
 
     def frames(self) -> Tensor:
         if self._warp is None:
             return torch.from_numpy(np.stack([one.frame() for one in self._renderers])).to(self._device)
-        for simulation, row in zip(self._simulations, self._rows, strict=True):
+        for simulation, row in zip(self.simulations, self._rows, strict=True):
             simulation.write_scene(row)  # type: ignore[attr-defined]
         return self._warp.frames(self._rows)
 
@@ -118,35 +118,35 @@ class LocalStage:
         return self._warp.masks()
 
     def screens(self) -> Tensor | None:
-        if not self._has_screens:
+        if not self.has_screens:
             return None
         return torch.from_numpy(np.stack([one.screen() for one in self._renderers])).to(self._device)
 
     def successes(self) -> np.ndarray | None:
-        found = [simulation.success for simulation in self._simulations]
+        found = [simulation.success for simulation in self.simulations]
         return None if found[0] is None else np.array(found, dtype=bool)
 
     def states(self) -> list[dict[str, Any]]:
-        return [simulation.state() for simulation in self._simulations]
+        return [simulation.state() for simulation in self.simulations]
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        for simulation, state in zip(self._simulations, states, strict=True):
+        for simulation, state in zip(self.simulations, states, strict=True):
             simulation.restore(state)
         self._start(range(self.num_envs))
 
     def close(self) -> None:
         for renderer in self._renderers:
             renderer.close()
-        for simulation in self._simulations:
+        for simulation in self.simulations:
             simulation.close()
-        self._simulations, self._renderers = [], []
+        self.simulations, self._renderers = [], []
         if self._warp is not None:
             self._warp.close()
 
     def _start(self, worlds: Sequence[int]) -> None:
         """New episodes have begun in some worlds: change to their appearances."""
         if self._warp is not None:
-            self._warp.set_appearances(worlds, [self._simulations[world].appearance for world in worlds])
+            self._warp.set_appearances(worlds, [self.simulations[world].appearance for world in worlds])
             return
         for world in worlds:
             self._renderers[world].start()

@@ -1,7 +1,7 @@
-"""A toy task to compare agents on a CPU within minutes: `gym:sgqn/Catch-v0`.
+"""A toy task to compare agents within minutes on a CPU: `gym:sgqn/Catch-v0`.
 
 The training scene has a plain background. `info["background_mask"]` makes it a task of the family `gym` with a moving
-distractor: under `video_hard`, clips play behind ball and paddle.
+distractor: in `video_hard`, clips play behind ball and paddle.
 """
 
 from __future__ import annotations

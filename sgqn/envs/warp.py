@@ -1,4 +1,4 @@
-"""MuJoCo Warp's batched ray caster, tuned to look like MuJoCo's OpenGL; on CPU (all cores) or GPU."""
+"""MuJoCo Warp's batched ray caster, configured to match MuJoCo's OpenGL; on CPU (all cores) or GPU."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from sgqn.envs.scene import SceneLayout, texture_pixels
 from sgqn.envs.shifts import Appearance, Color
-from sgqn.envs.simulation import MujocoSimulation
+from sgqn.envs.simulation import MujocoSimulation, Renderer
 from sgqn.errors import SgqnError
 
 logger = logging.getLogger(__name__)
 
 SAMPLES = ((0.375, 0.125), (0.875, 0.375), (0.125, 0.625), (0.625, 0.875))
-"""Where a pixel's four rays pass, from its upper left corner: OpenGL's four samples. No two are in a row or a column,
-so edges along them, as a cart's, are seen to a quarter of a pixel; by MuJoCo Warp's own 2 x 2 to a half."""
+"""Sample positions within a pixel, from its upper left corner: OpenGL's four samples. No two are in one row or column,
+so axis-aligned edges are resolved to a quarter of a pixel, with MuJoCo Warp's own 2 x 2 grid to a half."""
 
 SHADOW_LIGHT = 0.0
 """Share of a light that reaches a shadowed point: none, as in OpenGL."""
@@ -66,7 +66,7 @@ def _no_stderr() -> Iterator[None]:
 
 
 def unsupported(model: mujoco.MjModel) -> str | None:
-    """What of this model MuJoCo Warp cannot draw, or None."""
+    """What MuJoCo Warp does not support in this model, or None."""
     if model.nskin:
         return "a skin"
     visible = model.geom_group < 3
@@ -76,7 +76,7 @@ def unsupported(model: mujoco.MjModel) -> str | None:
 
 
 class WarpRenderer:
-    """Draws one camera of many scenes at once. On CPU the worlds are dealt out to one thread a core."""
+    """Renders one camera of many scenes at once. On a CPU, the worlds are distributed over one thread per core."""
 
     name = "warp"
 
@@ -84,23 +84,27 @@ class WarpRenderer:
         self,
         simulation: MujocoSimulation,
         num_worlds: int,
-        size: int,
+        size: int | tuple[int, int],
         device: torch.device,
         masks: bool = False,
+        layout: SceneLayout | None = None,
+        sky_reduction: int = SKY_REDUCTION,
     ):
         simulation.reset(0)  # tasks set sizes and colours there
-        model, layout = simulation.model, simulation.scene
+        model, layout = simulation.model, layout or simulation.scene
+        shape = (size, size) if isinstance(size, int) else size
         problem = unsupported(model)
         if problem is not None:
-            raise SgqnError(f"the Warp renderer cannot draw {problem}, which this task shows: use renderer='gl'")
-        logger.info("preparing the Warp renderer (kernels are compiled once, which takes some seconds)")
+            raise SgqnError(f"the Warp renderer does not support {problem}, which this task needs: use renderer='gl'")
+        logger.info("preparing the Warp renderer (kernels are compiled once, which takes a few seconds)")
         threads = 1 if device.type == "cuda" else min(num_worlds, num_cores())
         bounds = np.linspace(0, num_worlds, threads + 1).astype(int)
         self._spans = [slice(start, stop) for start, stop in pairwise(bounds.tolist())]
         drawn = layout.render_model(model, simulation.make_spec)
         controlled = layout.controlled(model)
         self._parts = [
-            _Part(drawn, layout, controlled, span.stop - span.start, size, device, masks) for span in self._spans
+            _Part(drawn, layout, controlled, span.stop - span.start, shape, device, masks, sky_reduction)
+            for span in self._spans
         ]
         self._pool = ThreadPoolExecutor(threads, "sgqn-warp") if threads > 1 else None
         self._scope = self._parts[0].scope
@@ -139,6 +143,30 @@ class WarpRenderer:
         self._parts = []
 
 
+class WarpView(Renderer):
+    """Draws one simulation at any size from any camera of its model, on the CPU."""
+
+    def __init__(self, simulation: MujocoSimulation, size: tuple[int, int], camera: int):
+        self._simulation = simulation
+        self._layout = SceneLayout(simulation.model, camera, simulation.controlled_bodies())
+        # OpenGL's mipmaps reduce the sky less in larger images.
+        reduction = next((n for n in (SKY_REDUCTION, SKY_REDUCTION // 2) if n * min(size) <= 100 * SKY_REDUCTION), 1)
+        self._renderer = WarpRenderer(
+            simulation, 1, size, torch.device("cpu"), layout=self._layout, sky_reduction=reduction
+        )
+        self._rows = np.zeros((1, self._layout.size), dtype=np.float32)
+
+    def start(self) -> None:
+        self._renderer.set_appearances([0], [self._simulation.appearance])
+
+    def frame(self) -> np.ndarray:
+        self._layout.write(self._simulation.model, self._simulation.data, self._rows[0])
+        return self._renderer.frames(self._rows)[0].numpy()
+
+    def close(self) -> None:
+        self._renderer.close()
+
+
 class _Part:
     """One render context and the worlds it draws."""
 
@@ -148,17 +176,21 @@ class _Part:
         layout: SceneLayout,
         controlled: np.ndarray,
         num_worlds: int,
-        size: int,
+        shape: tuple[int, int],
         device: torch.device,
         masks: bool,
+        sky_reduction: int,
     ):
         warp, mujoco_warp = _warp()
+        height, width = shape
+        self._sky_reduction = sky_reduction
         self._model, self._device, self.num_worlds = model, device, num_worlds
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with self.scope():
             self._warp_model = mujoco_warp.put_model(model)
             self._warp_data = mujoco_warp.make_data(model, nworld=num_worlds)
-            view = {"nworld": num_worlds, "cam_res": (size, size), "cam_active": [layout.camera], "render_depth": False}
+            view = {"nworld": num_worlds, "cam_res": (width, height), "cam_active": [layout.camera]}
+            view["render_depth"] = False
             self._context = mujoco_warp.create_render_context(
                 model,
                 **view,
@@ -170,7 +202,7 @@ class _Part:
                 shadow_light_fraction=SHADOW_LIGHT,
                 samples_per_pixel=2,
             )
-            _place_samples(warp.to_torch(self._context.ray).view(2, 2, size, size, 3))
+            _place_samples(warp.to_torch(self._context.ray).view(2, 2, height, width, 3))
             self._make_worlds_independent(warp)
             self._make_textures(warp)
             self._inputs = self._input_views(warp, layout)
@@ -178,13 +210,13 @@ class _Part:
             self._colors = warp.to_torch(self._warp_model.mat_rgba)[..., :3]  # (num_worlds, materials, 3)
             self._floor_material = layout.floor.material
             self._floor_color = self._colors[:, self._floor_material].clone() if self._floor_material >= 0 else None
-            self._pixels = warp.to_torch(self._context.rgb_data).view(torch.uint8).view(num_worlds, size, size, 4)
+            self._pixels = warp.to_torch(self._context.rgb_data).view(torch.uint8).view(num_worlds, height, width, 4)
             self._contexts = [self._context]
             if masks:
-                # Its own context, one ray through the middle of each pixel: of several, the first would tell alone.
+                # Its own context, with one ray through the centre of each pixel: only the first of several would count.
                 seen = mujoco_warp.create_render_context(model, **view, render_rgb=False, render_seg=True)
                 self._contexts.append(seen)
-                self._segmentation = warp.to_torch(seen.seg_data).view(num_worlds, size, size, 2)
+                self._segmentation = warp.to_torch(seen.seg_data).view(num_worlds, height, width, 2)
                 # Shifted by one: entry 0 answers for the background, whose id is -1.
                 self._controlled = torch.from_numpy(np.concatenate([[False], controlled])).to(device)
         self._graph: Any = None
@@ -245,7 +277,7 @@ class _Part:
                 if texture < 0:
                     continue
                 if name in new.textures and (new, texture) not in made:
-                    made[new, texture] = _texture(warp, _painted(new, name, _is_sky(self._model, texture)))
+                    made[new, texture] = _texture(warp, _painted(new, name, self._reduction(texture)))
                 own = made[new, texture] if name in new.textures else self._textures[texture]
                 self._textures[self._slot(texture) + world] = own
         # In place: a captured graph holds the array's address.
@@ -260,6 +292,10 @@ class _Part:
         self._colors[world, material] = rgb
         if self._floor_color is not None and material == self._floor_material:
             self._floor_color[world] = rgb
+
+    def _reduction(self, texture: int) -> int:
+        """How many pixels of a texture become one, each way."""
+        return self._sky_reduction if _is_sky(self._model, texture) else 1
 
     def _slot(self, texture: Any) -> Any:
         """Where the worlds' own versions of a texture begin."""
@@ -299,7 +335,7 @@ class _Part:
     def _make_textures(self, warp: Any) -> None:
         """The model's textures, then one of each for every world to paint."""
         model, worlds, context = self._model, self.num_worlds, self._context
-        own = [_texture(warp, _model_texture(model, i)) for i in range(model.ntex)]
+        own = [_texture(warp, _reduced(texture_pixels(model, i), self._reduction(i))) for i in range(model.ntex)]
         self._textures = [*own, *(texture for texture in own for _ in range(worlds))]
         ids = self._warp_model.mat_texid.numpy()
         places = self._slot(ids) + np.arange(worlds)[:, None, None]
@@ -342,24 +378,16 @@ def _is_sky(model: mujoco.MjModel, texture: int) -> bool:
     return int(model.tex_type[texture]) == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)
 
 
-def _model_texture(model: mujoco.MjModel, texture: int) -> np.ndarray:
-    """A texture of the model, uint8 (height, width, channels); the sky reduced."""
-    pixels = texture_pixels(model, texture)
-    return _reduced(pixels) if _is_sky(model, texture) else pixels
-
-
 @functools.lru_cache(maxsize=256)
-def _painted(appearance: Appearance, name: str, is_sky: bool) -> np.ndarray:
-    """A texture of an appearance, at most about a megabyte; making one may take a fifth of a second."""
-    image = appearance.textures[name]()
-    return _reduced(image) if is_sky else image
+def _painted(appearance: Appearance, name: str, reduction: int) -> np.ndarray:
+    """A texture of an appearance; making one may take a fifth of a second."""
+    return _reduced(appearance.textures[name](), reduction)
 
 
-def _reduced(pixels: np.ndarray) -> np.ndarray:
-    """A box filter over blocks of SKY_REDUCTION pixels."""
-    n = SKY_REDUCTION
+def _reduced(pixels: np.ndarray, n: int) -> np.ndarray:
+    """A box filter over blocks of n x n pixels."""
     height, width, channels = pixels.shape
-    if height % n or width % n:
+    if n == 1 or height % n or width % n:
         return pixels
     # Sums of strided slices: several times faster than a mean over two axes.
     rows = np.add.reduce([pixels[i::n].astype(np.uint16) for i in range(n)])
@@ -376,5 +404,7 @@ def _texture(warp: Any, pixels: np.ndarray) -> Any:
 
 
 def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use; the environment variable SGQN_CPUS lowers their number."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("SGQN_CPUS", "")
+    return min(found, int(limit)) if limit.isdecimal() and int(limit) else found

@@ -1,4 +1,4 @@
-"""A worker process: steps some simulations, and draws them where they are drawn one at a time. Imports no torch.
+"""A worker process: steps simulations, and renders them if they are rendered one at a time. Does not import torch.
 
 Actions, rewards, scenes and frames lie in memory shared with the parent; messages are a length, one letter and JSON.
 """
@@ -46,6 +46,10 @@ class SharedArrays:
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
+
+    def close_descriptor(self) -> None:
+        """Call it once all processes have it: the arrays stay, and nothing is left open when they go."""
+        os.close(self.descriptor)
 
 
 def _anonymous_file() -> int:
@@ -115,7 +119,7 @@ class _Simulations:
             self._show(int(world), new_episode=True)
 
     def _show(self, world: int, new_episode: bool = False) -> None:
-        """Put what the parent needs to see of a world into shared memory."""
+        """Write the state of a world that the parent needs to shared memory."""
         if "successes" in self._shared:
             self._shared["successes"][world] = self._worlds[world].success
         if not self._renderers:

@@ -1,4 +1,4 @@
-"""Simulations in worker processes. With `warp` they send poses and the parent draws; else they draw."""
+"""Simulations in worker processes. With `warp`, workers send poses and the parent renders; else workers render."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from sgqn.envs.worker import SharedArrays, Spec
 from sgqn.errors import InvalidValueError, WorkerError
 
 ANSWER_SECONDS = 120.0
-"""A worker that says nothing for so long is taken for dead."""
+"""Seconds without a response after which a worker is considered dead."""
 
 
 class WorkerStage:
-    """A `Stage` whose simulations live in processes of their own, several in one where cores are few."""
+    """A `Stage` whose simulations run in worker processes, one or several per process."""
 
     def __init__(
         self,
@@ -82,7 +82,10 @@ class WorkerStage:
             "arrays": arrays,
         }
         dealt = [part.tolist() for part in np.array_split(np.arange(num_envs), count)]
-        self._workers = [_Worker({**config, "worlds": worlds}, self._shared) for worlds in dealt]
+        try:
+            self._workers = [_Worker({**config, "worlds": worlds}, self._shared) for worlds in dealt]
+        finally:
+            self._shared.close_descriptor()
         self._finalizer = weakref.finalize(self, _stop, self._workers)
         # The parent prepares its renderer while the workers start.
         self._warp: WarpRenderer | None = None
@@ -156,7 +159,7 @@ class WorkerStage:
         return self._attend(lambda one, _: one.receive(), self._workers)
 
     def _attend(self, act: Any, items: Sequence[Any]) -> list[Any]:
-        """Do something with every worker; where one fails, stop them all and say why."""
+        """Call a function for every worker; if one fails, stop all of them and raise its error."""
         if not self._workers:
             raise WorkerError("this environment is closed")
         try:
@@ -212,13 +215,13 @@ class _Worker:
         return answer
 
     def dismiss(self) -> None:
-        """Ask it to leave."""
+        """Ask the worker to exit."""
         with contextlib.suppress(OSError):
             worker.send(self._connection, worker.CLOSE)
         self._connection.close()
 
     def join(self) -> None:
-        """Wait until it is gone, and make it go if need be."""
+        """Wait until the worker has exited; kill it if necessary."""
         for last_resort in (self.process.terminate, self.process.kill, None):
             try:
                 self.process.wait(timeout=3)

@@ -70,7 +70,7 @@ def test_families_that_clash_are_refused() -> None:
         name = "greedy"
         tasks = ("walker-walk",)
 
-    with pytest.raises(sgqn.InvalidValueError, match="'push' already"):
+    with pytest.raises(sgqn.InvalidValueError, match="'push' is already registered"):
         sgqn.register_family(Other())
     with pytest.raises(sgqn.InvalidValueError, match=r"'walker-walk'.*'suite'"):
         sgqn.register_family(Greedy())

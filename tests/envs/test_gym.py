@@ -143,7 +143,7 @@ def test_the_video_plays_behind_the_foreground() -> None:
     assert 0.02 < mask.mean() < 0.2
     assert np.array_equal(obs[-3:, mask], before[-3:, mask])
     assert (obs[-3:, ~mask] != before[-3:, ~mask]).mean() > 0.8
-    assert info["backgrounds"] == "generated"
+    assert env.metadata["backgrounds"] == "generated"
     env.close()
     plain.close()
 
@@ -182,7 +182,7 @@ def test_success_and_masks_are_what_info_says() -> None:
 def test_an_environment_that_does_not_repeat_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "sgqn"):
         look_into.__wrapped__(f"{MODULE}Noisy-v0")
-        assert "Noisy-v0 does not repeat" in caplog.text
+        assert "Noisy-v0 does not reproduce" in caplog.text
         caplog.clear()
         look_into.__wrapped__(GREY)
         simulation = load(SLIDE)
@@ -192,7 +192,7 @@ def test_an_environment_that_does_not_repeat_is_named(caplog: pytest.LogCaptureF
         simulation.restore(state)
         assert not caplog.text
         simulation.restore({**state, "total": -1.0})
-        assert "did not repeat an episode" in caplog.text
+        assert "did not reproduce an episode" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -202,11 +202,11 @@ def test_an_environment_that_does_not_repeat_is_named(caplog: pytest.LogCaptureF
         ("gym:CartPole-v9", ("'CartPole-v9'", "'CartPole-v1'")),
         ("gym:Qwxyz-v0", ("'Qwxyz-v0'", "gym:my_module:Qwxyz-v0")),
         ("gym:no_such_module:Walk-v0", ("'gym:no_such_module:Walk-v0'", "No module named", "install it")),
-        (f"{MODULE}Blind-v0", ("Blind-v0 shows no pixels", "Box(-inf, inf, (2,), float32)", "rgb_array")),
+        (f"{MODULE}Blind-v0", ("Blind-v0 has no pixels", "Box(-inf, inf, (2,), float32)", "rgb_array")),
         (f"{MODULE}Many-v0", ("MultiDiscrete([2 3])", "wrapper")),
         (f"{MODULE}Unbounded-v0", ("Box(-inf, inf, (2,), float32)", "wrapper")),
         (f"{MODULE}BadMask-v0", ("background_mask is uint8 (3, 4), not bool (40, 30)",)),
-        (f"{MODULE}Broken-v0", ("cannot be made: no licence found",)),
+        (f"{MODULE}Broken-v0", ("cannot be created: no licence found",)),
         ("gym:", ("'gym:'",)),
     ],
 )

@@ -7,6 +7,7 @@ import gymnasium
 import pytest
 
 import sgqn
+from sgqn.config import preset
 from sgqn.envs.families import all_tasks, check_renderer, check_shift, families, find_task
 from sgqn.envs.families.suite import Suite, suite
 from sgqn.results.paper import TASKS as PAPER_TASKS
@@ -60,6 +61,13 @@ def test_the_suites_defaults_are_the_benchmarks() -> None:
         (1000, 3, 0, (0.0, 1000.0))
     }
     assert {one.evaluate_shifts for one in defaults.values()} == {("train", "video_easy", "video_hard")}
+
+
+def test_a_tasks_own_hyperparameters_are_those_of_the_agents_that_have_them() -> None:
+    for agent in ("sgqn", "svea", "sac"):
+        assert preset("paper", "finger-spin", agent).settings.temperature_learning_rate == 1e-3
+        assert preset("paper", "walker-walk", agent).settings.temperature_learning_rate == 1e-4
+    assert not hasattr(preset("paper", "finger-spin", "drqv2").settings, "temperature_learning_rate")
 
 
 def test_importing_and_listing_is_light() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -149,6 +150,17 @@ def test_close_leaves_no_process() -> None:
     envs.close()
     envs.close()
     assert all(child.returncode == 0 for child in children)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
+def test_closed_environments_leave_no_descriptor_open() -> None:
+    def opened_and_closed() -> int:
+        sgqn.make_vec("cartpole-swingup", 1, renderer="warp", num_workers=1).close()
+        gc.collect()  # of cycles, which may hold the shared memory
+        return len(os.listdir("/proc/self/fd"))
+
+    opened_and_closed()  # what is opened once and kept
+    assert len({opened_and_closed() for _ in range(2)}) == 1
 
 
 def test_workers_leave_when_the_parent_is_killed() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sgqn import plugins
 from sgqn.errors import InvalidValueError, UnknownNameError
@@ -36,16 +36,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Defaults:
-    """What holds for a task unless a user chooses otherwise."""
+    """Default settings of a task."""
 
     action_repeat: int = 1
     control_steps: int = 1000
-    """Control steps in an episode, whatever the action repeat; then the episode is truncated."""
+    """Control steps until an episode is truncated, for any action repeat."""
     frame_stack: int = 3
     camera: int | str = 0
     """Index or name of the camera in a MuJoCo model."""
     rho: float = 0.95
     augmentation: str = "overlay"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further hyperparameters, for the agents that have them."""
     steps: int = 500_000
     """Agent steps of a training run."""
     evaluate_shifts: tuple[str, ...] = ("train",)
@@ -53,30 +55,30 @@ class Defaults:
     test_shifts: tuple[str, ...] = ()
     """Shifts to evaluate trained agents in; empty: all."""
     returns: tuple[float, float] | None = None
-    """Lowest and highest return of an episode, where they are known."""
+    """Lowest and highest return of an episode, if known."""
 
 
 class Family:
-    """A set of tasks that are simulated in one way. Subclasses fill in the attributes and `load`."""
+    """A set of tasks with the same simulation. Subclasses set the attributes and implement `load`."""
 
     name: str
     order: int = 1
-    """Place among the families in lists; equal ones are listed as they were registered."""
+    """Position in lists of families; ties are in the order of registration."""
     tasks: tuple[str, ...] = ()
-    """The tasks to list, each with a name that no other family has."""
+    """The listed tasks; names must be unique over all families."""
     open_tasks: str = ""
-    """What further tasks are called, for lists, in a family without a fixed list."""
+    """Description of further tasks, for a family without a fixed list."""
     packages: tuple[str, ...] = ()
     """Distributions whose versions a result depends on."""
     shift_texts: Mapping[str, str] = {"train": "the scene as it is"}
-    """One line of text for each shift; the first shift is the one to train in, the last the hardest."""
+    """One line of text for each shift; the first shift is the training scene, the last the hardest."""
 
     def has(self, task: str) -> bool:
-        """Whether there is such a task; more than the listed ones in a family without a fixed list."""
+        """Whether the task exists; a family without a fixed list accepts more than the listed ones."""
         return task in self.tasks
 
     def shifts(self, task: str) -> tuple[str, ...]:
-        """The shifts of a task; the first is the one to train in."""
+        """The shifts of a task; the first is the training scene."""
         return tuple(self.shift_texts)
 
     def describe(self, task: str, shift: str) -> str:
@@ -87,14 +89,14 @@ class Family:
         return Defaults()
 
     def renderers(self, task: str) -> tuple[str, ...]:
-        """The renderers that can draw a task, the preferred one first.
+        """The renderers that support a task, the preferred one first.
 
         `warp` draws scenes in batches; any other name is a renderer that `Simulation.make_renderer` makes.
         """
         return ("gl", "warp")
 
     def has_masks(self, task: str) -> bool:
-        """Whether the renderers know which pixels show the controlled system."""
+        """Whether the renderers can segment the controlled system."""
         return True
 
     def modules(self, task: str) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ class Family:
         return ()
 
     def missing(self) -> str | None:
-        """What the family's tasks need and this machine lacks, and how to get it, in one line; None if nothing."""
+        """One line about missing requirements of the family's tasks and how to get them; None if nothing is missing."""
         return None
 
     def shift(self, task: str, name: str) -> Shift:
@@ -112,7 +114,7 @@ class Family:
         return Shift(name)
 
     def load(self, task: Task, shift: Shift) -> Simulation:
-        """A simulation of the task under the shift."""
+        """A simulation of the task in the shift."""
         raise NotImplementedError
 
 
@@ -131,12 +133,12 @@ class Task:
         return -(-self.defaults.control_steps // self.action_repeat)
 
     def load(self, shift: str) -> Simulation:
-        """A simulation of the task under the shift called `shift`."""
+        """A simulation of the task in the shift called `shift`."""
         return self.family.load(self, self.family.shift(self.name, shift))
 
     @property
     def shifts(self) -> tuple[str, ...]:
-        """The shifts of the task, the one to train in first, the hardest last."""
+        """The shifts of the task: the training scene first, the hardest last."""
         return self.family.shifts(self.name)
 
     @property
@@ -154,7 +156,7 @@ _families: dict[str, Family] = {}
 
 
 def register_family(family: Family) -> Family:
-    """Make a family's tasks known everywhere, to Gymnasium too. A family of the same class and name is replaced.
+    """Register a family, and its tasks with Gymnasium. A family of the same class and name is replaced.
 
     Call it in the module of the family's class: worker processes import that.
     """
@@ -162,7 +164,7 @@ def register_family(family: Family) -> Family:
 
     known = _families.get(family.name)
     if known is not None and type(known).__qualname__ != type(family).__qualname__:
-        raise InvalidValueError(f"there is a family called {family.name!r} already ({type(known).__module__})")
+        raise InvalidValueError(f"a family called {family.name!r} is already registered ({type(known).__module__})")
     others = {task: other.name for other in _families.values() if other is not known for task in other.tasks}
     for task in family.tasks:
         if task in others:
@@ -225,7 +227,7 @@ def find_task(name: str, action_repeat: int | None = None) -> Task:
 
 
 def check_shift(task: str, shift: str | None) -> str:
-    """`shift`, if the task has it; the one to train in for None."""
+    """`shift`, if the task has it; None is the training scene."""
     shifts = find_task(task).family.shifts(task)
     if shift is None:
         return shifts[0]
@@ -235,7 +237,7 @@ def check_shift(task: str, shift: str | None) -> str:
 
 
 def check_renderer(task: str, renderer: str) -> str:
-    """`renderer`, if it is `auto` or one that can draw the task."""
+    """`renderer`, if it is `auto` or supports the task."""
     known = (*find_task(task).family.renderers(task), "auto")
     if renderer not in known:
         raise UnknownNameError("renderer", renderer, known)

@@ -1,7 +1,7 @@
-"""Any Gymnasium environment that shows pixels: `gym:<id>`, with an id as in `gymnasium.make`.
+"""Any Gymnasium environment with pixels: `gym:<id>`, with an id as in `gymnasium.make`.
 
-Pixels are the observations, where these are images, else `render_mode="rgb_array"`. Nothing is asked of the environment
-but Gymnasium's interface; an `info["background_mask"]` adds a video shift and ground-truth masks.
+Pixels are the observations if these are images, else `render_mode="rgb_array"`. The environment needs only Gymnasium's
+interface; `info["background_mask"]` adds a video shift and ground-truth masks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RENDERER = "own"
 CONTROL_STEPS = 1000
 """Steps in an episode of environments that declare no limit."""
 MIN_SIZE = 16
-"""Observations with fewer rows or columns are taken for symbols rather than images."""
+"""Observations with fewer rows or columns are not treated as images."""
 BACKGROUND, FOREGROUND = "background_mask", "foreground_mask"
 SUCCESS = ("is_success", "success")
 PACKAGES = {
@@ -43,7 +43,7 @@ PACKAGES = {
     "MiniGrid-": ("minigrid", "pip install minigrid"),
     "BabyAI-": ("minigrid", "pip install minigrid"),
 }
-"""How ids begin that a package registers when it is imported, its module, and how to get it."""
+"""Prefixes of ids that a package registers on import, its module, and how to install it."""
 PIXEL_CHANGES = {"color_jitter": COLOR_JITTER, "random_conv": RANDOM_CONV}
 VIDEO = "video_hard"
 
@@ -99,7 +99,7 @@ class Gym(Family):
 class GymSimulation(Simulation):
     """A Gymnasium environment as a simulation.
 
-    Environments cannot save their state. A state is the actions of the episode, and `restore` plays them again.
+    Environments cannot save their state. A state has the actions of the episode, and `restore` replays them.
     """
 
     has_screen = True
@@ -141,7 +141,7 @@ class GymSimulation(Simulation):
         return None if name is None else bool(np.all(self.info.get(name, False)))
 
     def image(self) -> np.ndarray:
-        """What the environment shows now, uint8 (height, width, 3)."""
+        """The current image, uint8 (height, width, 3)."""
         if self._image is None:
             self._image = self._look()
         return self._image
@@ -157,7 +157,7 @@ class GymSimulation(Simulation):
         return image
 
     def masks(self) -> dict[str, np.ndarray]:
-        """What `info` says about the pixels of `image`, by name: bool (height, width)."""
+        """The masks of `image` in `info`, by name: bool (height, width)."""
         found = {name: np.asarray(self.info[name]) for name in (BACKGROUND, FOREGROUND) if name in self.info}
         for name, mask in found.items():
             expected = self.image().shape[:2]
@@ -166,6 +166,11 @@ class GymSimulation(Simulation):
         return found
 
     def make_renderer(self, size: int) -> GymRenderer:
+        return GymRenderer(self, size)
+
+    def make_view(self, size: tuple[int, int], camera: int | str | None) -> GymRenderer:
+        if camera is not None:
+            raise InvalidValueError(f"{self.task.name} has no camera {camera!r}: its environment chooses the view")
         return GymRenderer(self, size)
 
     def state(self) -> dict[str, Any]:
@@ -180,17 +185,17 @@ class GymSimulation(Simulation):
             _, terminated, truncated = self.step(np.asarray(action))
             over = terminated or truncated
         if over or (self.steps, self._total) != (int(state["steps"]), float(state["total"])):
-            log.warning("%s did not repeat an episode: it continues, but not bit for bit", self.task.name)
+            log.warning("%s did not reproduce an episode: the run continues, but is not bitwise equal", self.task.name)
 
     def close(self) -> None:
         self.env.close()
 
 
 class GymRenderer(Renderer):
-    """Resizes what the environment shows."""
+    """Resizes the environment's image."""
 
-    def __init__(self, simulation: GymSimulation, size: int):
-        self._simulation, self._size = simulation, size
+    def __init__(self, simulation: GymSimulation, size: int | tuple[int, int]):
+        self._simulation, self._size = simulation, (size, size) if isinstance(size, int) else size
 
     def frame(self) -> np.ndarray:
         return resize(self._simulation.image(), self._size)
@@ -198,7 +203,7 @@ class GymRenderer(Renderer):
     def screen(self) -> np.ndarray:
         found = self._simulation.masks()
         if BACKGROUND not in found:
-            raise SgqnError(f"{self._simulation.task.name} gives no info[{BACKGROUND!r}], which {VIDEO} needs")
+            raise SgqnError(f"{self._simulation.task.name} has no info[{BACKGROUND!r}], which {VIDEO} needs")
         return self._resized(found[BACKGROUND])
 
     def mask(self) -> np.ndarray:
@@ -209,23 +214,26 @@ class GymRenderer(Renderer):
 
     def _resized(self, mask: np.ndarray) -> np.ndarray:
         """The mask at the centres of the frame's pixels."""
-        rows, columns = (((np.arange(self._size) + 0.5) * side / self._size).astype(int) for side in mask.shape)
+        sides = zip(self._size, mask.shape, strict=True)
+        rows, columns = (((np.arange(new) + 0.5) * old / new).astype(int) for new, old in sides)
         return mask[np.ix_(rows, columns)]
 
 
-def resize(image: np.ndarray, size: int) -> np.ndarray:
-    """uint8 (height, width, 3) -> (size, size, 3), an array of its own: averaged where it shrinks, else bilinear."""
-    if image.shape[:2] == (size, size):
+def resize(image: np.ndarray, size: int | tuple[int, int]) -> np.ndarray:
+    """uint8 (height, width, 3) -> (*size, 3), an array of its own: averaged where it shrinks, else bilinear."""
+    height, width = (size, size) if isinstance(size, int) else size
+    if image.shape[:2] == (height, width):
         return image.copy()
     from PIL import Image
 
-    how = Image.Resampling.BOX if min(image.shape[:2]) >= size else Image.Resampling.BILINEAR
-    return np.array(Image.fromarray(image).resize((size, size), how))
+    shrinks = image.shape[0] >= height and image.shape[1] >= width
+    how = Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR
+    return np.array(Image.fromarray(image).resize((width, height), how))
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What an environment does that its declaration does not say."""
+    """Properties of an environment that its registration does not declare."""
 
     background: bool
     masks: bool
@@ -234,11 +242,11 @@ class Facts:
 
 @functools.cache
 def look_into(task: str) -> Facts:
-    """Play two steps of an environment, once per process, and refuse it where it cannot be a task."""
+    """Run two steps of an environment, once per process; raise an error if it cannot be a task."""
     played = [_play(task) for _ in range(2)]
     (image, total, info), (image_again, total_again, _) = played
     if total != total_again or not np.array_equal(image, image_again) or find_spec(task).nondeterministic:
-        log.warning("%s does not repeat an episode for a seed: results vary, and a resumed run differs", task)
+        log.warning("%s does not reproduce episodes of a seed: results vary, and a resumed run differs", task)
     success = next((name for name in SUCCESS if name in info), None)
     return Facts(BACKGROUND in info, BACKGROUND in info or FOREGROUND in info, success)
 
@@ -258,7 +266,7 @@ def _play(task: str) -> tuple[np.ndarray, float, dict[str, Any]]:
 
 @functools.cache
 def shows_images(task: str) -> bool:
-    """Whether the observations are images; an environment that shows no pixels at all is an error."""
+    """Whether the observations are images; an environment without pixels is an error."""
     env = make_env(task, draw=False)
     try:
         if _is_image(env.observation_space):
@@ -266,7 +274,7 @@ def shows_images(task: str) -> bool:
         if "rgb_array" in (env.metadata.get("render_modes") or ()):
             return False
         raise InvalidValueError(
-            f"{task} shows no pixels: its observations are {_short(env.observation_space)}, "
+            f"{task} has no pixels: its observations are {_short(env.observation_space)}, "
             'and it has no render mode "rgb_array"'
         )
     finally:
@@ -287,15 +295,15 @@ def make_env(task: str, draw: bool) -> gymnasium.Env[Any, Any]:
         options["frameskip"] = 1  # the action repeat is ours
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # newer versions of an environment are no concern of this run
+            warnings.simplefilter("ignore")  # ignore warnings about newer versions
             return gymnasium.make(spec, disable_env_checker=True, **options)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise SgqnError(f"{task} cannot be made: {reason}") from error
+        raise SgqnError(f"{task} cannot be created: {reason}") from error
 
 
 def find_spec(task: str) -> EnvSpec:
-    """What Gymnasium knows about a task; imports the module that registers it."""
+    """The Gymnasium spec of a task; imports the module that registers it."""
     module, _, name = _id(task).rpartition(":")
     if module:
         plugins.import_module(module, f"the module of {task!r}")
@@ -325,7 +333,7 @@ def _id(task: str) -> str:
 
 
 def _action_space(task: str, space: spaces.Space[Any]) -> spaces.Box | spaces.Discrete:
-    """The actions that agents choose from: integers from 0, or numbers in [-1, 1]."""
+    """The action space of agents: integers from 0, or numbers in [-1, 1]."""
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.is_bounded():
@@ -337,7 +345,7 @@ def _action_space(task: str, space: spaces.Space[Any]) -> spaces.Box | spaces.Di
 
 
 def _translate(action: Any, space: spaces.Space[Any]) -> Any:
-    """An agent's action as the environment takes it."""
+    """An agent's action in the environment's format."""
     if isinstance(space, spaces.Discrete):
         return space.start + action
     assert isinstance(space, spaces.Box)

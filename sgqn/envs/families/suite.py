@@ -1,6 +1,6 @@
-"""dm_control's suite under the shifts of the DMControl Generalization Benchmark. A task is called `domain-task`.
+"""The dm_control suite with the shifts of the DMControl Generalization Benchmark. A task is called `domain-task`.
 
-The tasks are written out so that listing them costs nothing; a test holds the list against `suite.ALL_TASKS`.
+The tasks are written out so that listing them is fast; a test compares the list with `suite.ALL_TASKS`.
 """
 
 from __future__ import annotations
@@ -49,11 +49,15 @@ TASKS = {
 }
 ACTION_REPEAT = {"cartpole": 8, "finger": 2}  # elsewhere 4
 RHO = {"cartpole": 0.98, "ball_in_cup": 0.98}  # elsewhere 0.95
+SETTINGS: dict[str, dict[str, Any]] = {
+    # With the paper's 1e-4, SGQN stays in a local optimum at 620 of 1000.
+    "finger-spin": {"temperature_learning_rate": 1e-3},
+}
 
 Colors = dict[str, Color]
 
 KEY_COLOR: Color = (0.2, 0.8, 0.2)
-"""The green that the benchmark paints over what a video replaces."""
+"""The green of areas that the benchmark replaces by a video."""
 
 # Texture and attribute of the suite's XML that each colour of a setting replaces; `self_rgb` is a material's.
 _TEXTURE_COLORS = {
@@ -90,6 +94,7 @@ class Suite(Family):
             action_repeat=ACTION_REPEAT.get(domain, 4),
             control_steps=1000,
             rho=RHO.get(domain, 0.95),
+            settings=SETTINGS.get(task, {}),
             evaluate_shifts=("train", "video_easy", "video_hard"),
             test_shifts=("train", "color_hard", "video_easy", "video_hard"),
             returns=(0.0, 1000.0),
@@ -230,7 +235,7 @@ def appearance(colors: Colors) -> Appearance:
 
 
 def generated_colors(name: str) -> list[Colors]:
-    """Colour settings to use without the benchmark's: dm_control's own colours with Gaussian noise."""
+    """Generated colour settings: dm_control's own colours with Gaussian noise."""
     spread = SPREADS[name]
     random = np.random.RandomState({"color_easy": 1, "color_hard": 2}[name])
     settings: list[Colors] = []

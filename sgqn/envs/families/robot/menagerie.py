@@ -1,4 +1,4 @@
-"""Where the xArm7 of MuJoCo Menagerie is: in a checkout that MENAGERIE_ROOT names, in a cache, or not here yet."""
+"""The xArm7 of MuJoCo Menagerie: from the checkout MENAGERIE_ROOT, or from a cache."""
 
 from __future__ import annotations
 

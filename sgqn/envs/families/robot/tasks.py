@@ -1,4 +1,4 @@
-"""The robot tasks as simulations. An action moves the end effector of the arm; a goal is elsewhere in every episode.
+"""The robot tasks as simulations. An action moves the end effector of the arm; the goal changes in every episode.
 
 Inverse kinematics turns an action into set-points of the arm's own joint servos. A mocap body welded to the hand would
 be simpler, but nothing limits the force of a weld: the servos have torque limits, so contacts stay shallow.

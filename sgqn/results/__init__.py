@@ -1,1 +1,1 @@
-"""From runs to evidence: the paper's numbers, statistics over runs."""
+"""Tables, figures and reports of runs, next to the paper's numbers."""

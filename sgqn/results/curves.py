@@ -1,18 +1,28 @@
-"""Learning curves, performance profiles and scores beside the paper's, as charts."""
+"""Learning curves, performance profiles and scores next to the paper's, as charts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sgqn.results import paper
-from sgqn.results.figures import Chart, Dot, DotChart, DotRow, Line, Mark, color_of
+from sgqn.results.figures import Chart, Dot, DotChart, DotRow, Line, Mark, color_of, with_equal_axes
 from sgqn.results.runs import Run, RunEvaluation, rank, scores, with_settings
 from sgqn.results.statistics import performance_profile
-from sgqn.results.tables import ResultTable, agents_of, comparable, returns_of, shifts_of, title_of, variant_of
+from sgqn.results.tables import (
+    Cell,
+    ResultTable,
+    agents_of,
+    comparable,
+    returns_of,
+    shifts_of,
+    tasks_of,
+    title_of,
+    variant_of,
+)
 
 Points: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """Steps, and a return at each."""
@@ -20,33 +30,46 @@ Array: TypeAlias = NDArray[np.float64]
 
 MOST_BINS = 100
 """Points of a training curve, at most; each is the mean of what was logged in its part of the training."""
+SHORT = 22
+"""Characters of a task and an agent that fit on one line of a chart; else the task has its own."""
 FAR_ENOUGH = 0.1
-"""Of the paper's steps: below, its final scores are no yardstick for a curve."""
+"""Minimum share of the paper's steps for which its final scores are shown."""
 
 
 def training_chart(runs: Iterable[Run]) -> Chart | None:
-    """Returns of the training episodes of one task's runs; None where no episode has ended."""
+    """Training returns of one task's runs; None if no run has logged two of them."""
     runs = [run for run in runs if run.curve.steps]
     end = max((run.steps for run in runs), default=0)
     lines = [
         _line(variant, members, [_binned(run.curve.steps, run.curve.returns, end) for run in members])
         for variant, members in _variants(runs).items()
     ]
-    return _chart("while training", lines, runs, "train") if lines else None
+    return _chart("while training", lines, runs, "train")
 
 
 def shift_charts(runs: Iterable[Run]) -> list[Chart]:
-    """Evaluations of one task's runs over training, a chart for each shift."""
+    """Evaluations of one task's runs over training, a chart for each shift in which a run was evaluated twice."""
     runs = list(runs)
-    charts = []
+    charts: list[Chart] = []
     for shift in shifts_of(runs):
-        there = [run for run in runs if any(found.shift == shift for found in run.evaluations)]
+        there = [run for run in runs if _evaluated(run, shift)[0]]
         lines = [
             _line(variant, members, [_evaluated(run, shift) for run in members])
             for variant, members in _variants(there).items()
         ]
-        charts.append(_chart(shift, lines, runs, shift))
+        charts += filter(None, [_chart(shift, lines, runs, shift)])
     return charts
+
+
+def learning_charts(runs: Iterable[Run]) -> list[list[Chart]]:
+    """While training and in each shift, task by task; those of tasks with one range of returns share their axes."""
+    groups: dict[object, list[Chart]] = {}
+    runs = list(runs)
+    for task in tasks_of(runs):
+        of_task = [run for run in runs if run.task == task]
+        charts = [*filter(None, [training_chart(of_task)]), *shift_charts(of_task)]
+        groups.setdefault(returns_of(task) or task, []).extend(charts)
+    return [with_equal_axes(charts) for charts in groups.values() if charts]
 
 
 def profile_charts(runs: Iterable[Run]) -> list[Chart]:
@@ -71,28 +94,35 @@ def profile_charts(runs: Iterable[Run]) -> list[Chart]:
 
 
 def score_charts(headline: ResultTable) -> list[DotChart]:
-    """Where the paper has scores too: ours beside them, a chart for each task and shift, agents below each other."""
-    found = {(cell.task, cell.shift, cell.agent): cell for cell in headline.cells if cell.ours}
+    """A chart for each shift in which the paper has scores too: our runs and the paper's, task by task."""
     charts = []
-    for task, shift in dict.fromkeys((task, shift) for task, shift, _ in found):
-        rows = []
-        for agent, title in paper.TITLES.items():
-            printed, cell = paper.score(task, agent, shift), found.get((task, shift, agent))
-            ours = Dot(cell.ours.mean, cell.ours.std or 0.0) if cell and cell.ours else None
-            beside = Dot(printed.mean, printed.std or 0.0) if printed else None
-            if ours or beside:
-                rows.append(DotRow(title, color_of(agent), ours, beside))
-        if any(row.paper for row in rows):
-            bounds = returns_of(task)
-            charts.append(DotChart(f"{task}, {shift}", "return", tuple(rows), bounds))
+    for shift in headline.columns:
+        cells = [cell for cell in headline.cells if cell.shift == shift and cell.ours]
+        for bounds in dict.fromkeys(returns_of(cell.task) for cell in cells if cell.paper):
+            rows = list(_score_rows([cell for cell in cells if returns_of(cell.task) == bounds]))
+            charts.append(DotChart(shift, "return", tuple(rows), bounds))
     return charts
+
+
+def _score_rows(cells: Sequence[Cell]) -> Iterator[DotRow]:
+    tasks = dict.fromkeys(cell.task for cell in cells)
+    for task in tasks:
+        of_task = [cell for cell in cells if cell.task == task]
+        fits = len(task) + len(title_of(of_task[0].agent)) <= SHORT
+        if len(tasks) > 1 and not fits:
+            yield DotRow(task, "")
+        for cell in of_task:
+            printed = Dot(cell.paper.mean, cell.paper.std or 0.0) if cell.paper else None
+            ours = Dot(cell.ours.mean, cell.ours.std or 0.0) if cell.ours else None
+            group = task if len(tasks) > 1 and fits and cell is of_task[0] else ""
+            yield DotRow(title_of(cell.agent), color_of(cell.agent), ours, printed, group)
 
 
 # ---------------------------------------------------------------- parts
 
 
 def _variants(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs of one task that differ in nothing but the seed; of two with one seed, the one that came further."""
+    """Runs of one task that differ only in the seed; of two with the same seed, the one with more steps."""
     groups: dict[str, dict[int, Run]] = {}
     runs = list(runs)
     for agent in agents_of(runs):
@@ -103,8 +133,11 @@ def _variants(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return {variant: list(members.values()) for variant, members in groups.items()}
 
 
-def _chart(title: str, lines: Iterable[Line], runs: Sequence[Run], shift: str) -> Chart:
-    lines = tuple(lines)
+def _chart(kind: str, lines: Iterable[Line], runs: Sequence[Run], shift: str) -> Chart | None:
+    """Without lines of a single point; None if no line is left."""
+    lines = tuple(line for line in lines if len(line.x) > 1)
+    if not lines:
+        return None
     end = max((float(line.x[-1]) for line in lines if len(line.x)), default=1.0)
     own = with_settings(runs)
     papers_steps = paper.ROBOT_STEPS if runs[0].task in paper.ROBOT_TASKS else paper.STEPS
@@ -115,6 +148,7 @@ def _chart(title: str, lines: Iterable[Line], runs: Sequence[Run], shift: str) -
     tops = [*(value for line in lines for value in line.y), *(mark.y for mark in marks)]
     bounds = returns_of(runs[0].task)
     whole = bounds is not None and max(tops, default=0.0) > 0.6 * bounds[1]
+    title = f"{runs[0].task}, {kind}"
     return Chart(title, "agent steps", "return", lines, tuple(marks), (0.0, end or 1.0), bounds if whole else None)
 
 
@@ -129,7 +163,7 @@ def _line(variant: str, runs: Sequence[Run], curves: Sequence[Points]) -> Line:
 
 
 def mean_curve(curves: Sequence[Points]) -> tuple[Array, Array, Array]:
-    """Every step of any curve, and mean and deviation of those that have come so far; no deviation of a single one."""
+    """Every step of any curve, with mean and deviation of the curves that reach it; no deviation of a single one."""
     pairs = [np.array(sorted(zip(*curve, strict=True)), dtype=float).T for curve in curves]
     grid = np.unique(np.concatenate([steps for steps, _ in pairs]))
     values = np.stack([np.interp(grid, steps, returns, left=np.nan, right=np.nan) for steps, returns in pairs])
@@ -140,7 +174,7 @@ def mean_curve(curves: Sequence[Points]) -> tuple[Array, Array, Array]:
 
 
 def _binned(steps: Sequence[int], returns: Sequence[float], end: int) -> Points:
-    """As it is, or where there are many points their means in equal parts of the training, at the parts' ends."""
+    """The curve, or, if it has many points, their means over equal intervals of the training."""
     if len(steps) <= MOST_BINS:
         return steps, returns
     part = np.ceil(np.asarray(steps) / end * MOST_BINS)
@@ -149,10 +183,11 @@ def _binned(steps: Sequence[int], returns: Sequence[float], end: int) -> Points:
 
 
 def _evaluated(run: Run, shift: str) -> Points:
-    """The evaluation that counts at each step."""
+    """The evaluation that counts at each known step."""
     best: dict[int, RunEvaluation] = {}
     for found in run.evaluations:
-        if found.shift == shift and (found.step not in best or rank(found) >= rank(best[found.step])):
-            best[found.step] = found
+        step = found.step
+        if found.shift == shift and step is not None and (step not in best or rank(found) >= rank(best[step])):
+            best[step] = found
     steps = sorted(best)
     return steps, [best[step].mean for step in steps]

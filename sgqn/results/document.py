@@ -1,4 +1,4 @@
-"""What a report consists of, before it becomes HTML or Markdown."""
+"""The parts of a report, before they become HTML or Markdown."""
 
 from __future__ import annotations
 
@@ -51,26 +51,49 @@ class Scores:
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts beside each other under one caption."""
+    """Charts next to each other under one caption."""
 
     name: str
     title: str
     caption: str
     charts: tuple[Chart | DotChart, ...]
+    across: int = 0
+    """How many stand in a row, if that means something."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Images of one agent: for each time step a PNG for each column, None if there is no such image."""
+
+    name: str
+    about: str
+    images: tuple[tuple[bytes | None, ...], ...]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG, drawn at twice the size at which it is shown."""
+    """Images of agents below each other; `png` has all of them on one sheet, with their labels."""
 
     name: str
     title: str
     caption: str
     png: bytes
-    size: tuple[int, int]
+    columns: tuple[str, ...]
+    moments: tuple[str, ...]
+    looks: tuple[Look, ...]
 
 
-Part: TypeAlias = Paragraph | Bullets | Definitions | Grid | Scores | Figure | Picture
+@dataclass(frozen=True)
+class Fold:
+    """Parts behind one line that opens them, or the line alone; on paper they are open if `printed`."""
+
+    title: str
+    note: str
+    parts: tuple[Part, ...]
+    printed: bool = True
+
+
+Part: TypeAlias = "Paragraph | Bullets | Definitions | Grid | Scores | Figure | Picture | Fold"
 
 
 @dataclass(frozen=True)
@@ -88,7 +111,25 @@ class Document:
 
     @property
     def parts(self) -> Iterator[Part]:
-        return (part for section in self.sections for part in section.parts)
+        """All of them; a fold is followed by its own."""
+        return (part for section in self.sections for part in _unfolded(section.parts))
+
+
+def first_title(fold: Fold) -> str:
+    """The heading of the first of its parts."""
+    match fold.parts[:1]:
+        case (Scores(table),):
+            return table.title
+        case (Paragraph() | Grid() | Figure() | Picture() | Fold() as part,):
+            return part.title
+    return ""
+
+
+def _unfolded(parts: Iterable[Part]) -> Iterator[Part]:
+    for part in parts:
+        yield part
+        if isinstance(part, Fold):
+            yield from _unfolded(part.parts)
 
 
 def slug(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Charts as SVG: lines with bands over seeds, and our scores beside the paper's. Text and shapes only, no style sheet.
+"""Charts as SVG: lines with bands over seeds, and our scores next to the paper's. Text and shapes only, no style sheet.
 
 The same chart goes into a page, where the page has one legend for several charts, and into a file of its own, which
 has its legend below. An agent has one colour wherever it appears.
@@ -9,20 +9,31 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sgqn.results import paper
-from sgqn.results.text import in_html
+from sgqn.results.text import in_xml
 
 _PALETTE = ("#7a7f87", "#45a5dd", "#0b8f69", "#c76a9c", "#0a63a8", "#6a55b5", "#b98a06", "#7d4b3a", "#d4520a")
 COLORS = dict(zip(paper.TITLES, _PALETTE, strict=True))
 OTHERS = ("#1f7a8c", "#9a031e", "#5f7a1f", "#3d348b", "#a35200")
-"""For agents that the paper does not know."""
+"""For agents that are not in the paper."""
 
-INK, GREY, PALE, GRID = "#1d2129", "#68707d", "#9aa1ac", "#e7e9ed"
+INK, GREY, PALE, GRID, GROUND = "#1d2129", "#68707d", "#8f97a3", "#e7e9ed", "#fff"
+_DARK_PALETTE = ("#9aa1ab", "#8fd0f5", "#2fbf95", "#e08bb8", "#4a97e6", "#a08df0", "#dcb03c", "#c08a74", "#f47c3c")
+_DARK_OTHERS = ("#4db5c9", "#f0637a", "#a3c04f", "#8a80e8", "#dd8a3a")
+ON_DARK = dict(
+    zip(
+        (INK, GREY, PALE, GRID, GROUND, *_PALETTE, *OTHERS),
+        ("#e6e8ec", "#a2aab6", "#727b88", "#2b313a", "#14171c", *_DARK_PALETTE, *_DARK_OTHERS),
+        strict=True,
+    )
+)
+"""Each colour of a chart -> the one that a dark page shows instead."""
+
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
-WIDTH, PLOT, LEFT, RIGHT, TOP, BOTTOM = 340, 176, 44, 20, 34, 38
-ROW, NAMES = 20, 146
+WIDTH, PLOT, LEFT, RIGHT, TOP, BOTTOM = 300, 160, 40, 16, 32, 36
+ROW, NAMES = 19, 146
 """Height of a row of a dot chart, and the width of its names."""
 MOST_POINTS = 15
 """Lines with more points than these are drawn without dots."""
@@ -86,16 +97,49 @@ class DotRow:
     color: str
     ours: Dot | None = None
     paper: Dot | None = None
+    group: str = ""
+    """In front of the name."""
 
 
 @dataclass(frozen=True)
 class DotChart:
-    """A row for each agent: a disc for our score, a diamond for the paper's, with whiskers of one deviation."""
+    """A row for each agent: a disc for our score, a diamond for the paper's, with whiskers of one deviation.
+
+    A row without scores is a heading.
+    """
 
     title: str
     x_label: str
     rows: tuple[DotRow, ...]
     x_range: tuple[float, float] | None = None
+
+
+def with_equal_axes(charts: Iterable[Chart]) -> list[Chart]:
+    """The charts with a common range, so that they can be compared; known ranges take precedence."""
+    charts = list(charts)
+    x_range = _union(chart.x_range for chart in charts) or _range(v for chart in charts for v in _x_values(chart))
+    y_range = _union(chart.y_range for chart in charts) or _range(v for chart in charts for v in (0, *_y_values(chart)))
+    return [replace(chart, x_range=x_range, y_range=y_range) for chart in charts]
+
+
+def _union(ranges: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:
+    known = [found for found in ranges if found]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
+def _range(values: Iterable[float]) -> tuple[float, float]:
+    """From one whole tick to another."""
+    found = scale(values, 0, 1)
+    return found.low, found.high
+
+
+def _x_values(chart: Chart) -> list[float]:
+    return [v for line in chart.lines for v in line.x]
+
+
+def _y_values(chart: Chart) -> list[float]:
+    heights = [v for line in chart.lines for part in (line.y, line.low, line.high) for v in part]
+    return [*heights, *(mark.y for mark in chart.marks)]
 
 
 def draw(chart: Chart | DotChart, legend: bool = False) -> str:
@@ -155,9 +199,8 @@ def tick_text(value: float) -> str:
 def _draw_lines(chart: Chart, legend: bool) -> str:
     bottom = TOP + PLOT
     right = RIGHT + 8 * bool(chart.marks)
-    x = scale((v for line in chart.lines for v in line.x), LEFT, WIDTH - right, chart.x_range, most=5)
-    heights = [v for line in chart.lines for part in (line.y, line.low, line.high) for v in part]
-    y = scale([0.0, *heights, *(mark.y for mark in chart.marks)], bottom, TOP, chart.y_range)
+    x = scale(_x_values(chart), LEFT, WIDTH - right, chart.x_range, most=5)
+    y = scale([0.0, *_y_values(chart)], bottom, TOP, chart.y_range)
     name = f"plot-{zlib.crc32(repr(chart).encode(errors='replace')):08x}"
     parts = [
         *_heading(chart.title, chart.y_label),
@@ -180,7 +223,7 @@ def _draw_lines(chart: Chart, legend: bool) -> str:
 
 
 def _line(line: Line, x: Scale, y: Scale) -> Iterator[str]:
-    title = f"<title>{in_html(line.name)}</title>"
+    title = f"<title>{in_xml(line.name)}</title>"
     for points in _pieces(line.x, line.y):
         path = "M" + "L".join(f"{_px(x(a))},{_px(y(b))}" for a, b in points)
         dash = ' stroke-dasharray="5 3"' if line.dashed else ""
@@ -188,7 +231,7 @@ def _line(line: Line, x: Scale, y: Scale) -> Iterator[str]:
         yield f'<path d="{path}" fill="none" {look}>{title}</path>'
     if len(line.x) <= MOST_POINTS:
         for a, b in (point for points in _pieces(line.x, line.y) for point in points):
-            told = f"<title>{in_html(line.name)}: {_short(b)} at {tick_text(a)}</title>"
+            told = f"<title>{in_xml(line.name)}: {_short(b)} at {tick_text(a)}</title>"
             yield f'<circle cx="{_px(x(a))}" cy="{_px(y(b))}" r="2.8" fill="{line.color}">{told}</circle>'
 
 
@@ -200,7 +243,7 @@ def _band(line: Line, x: Scale, y: Scale) -> str:
 
 
 def _pieces(x: Sequence[float], y: Sequence[float]) -> Iterator[list[tuple[float, float]]]:
-    """The stretches between NaNs."""
+    """The segments between NaNs."""
     piece: list[tuple[float, float]] = []
     for point in zip(x, y, strict=True):
         if math.isfinite(point[1]):
@@ -213,7 +256,7 @@ def _pieces(x: Sequence[float], y: Sequence[float]) -> Iterator[list[tuple[float
 
 
 def _triangle(mark: Mark, x: float, y: float) -> str:
-    title = f"<title>{in_html(mark.name)}: {_short(mark.y)} in the paper</title>"
+    title = f"<title>{in_xml(mark.name)}: {_short(mark.y)} in the paper</title>"
     return f'<path d="M{_px(x)},{_px(y)}l8,-4.5v9z" fill="{mark.color}" fill-opacity="0.85">{title}</path>'
 
 
@@ -228,6 +271,10 @@ def _draw_dots(chart: DotChart, legend: bool) -> str:
     parts = [*_heading(chart.title, ""), *_x_axis(x, bottom, chart.x_label, top=TOP - 4)]
     for i, row in enumerate(chart.rows):
         at = TOP + ROW * i + ROW / 2
+        if not (row.ours or row.paper):
+            parts.append(_text(2, at + 4, row.name, fill=GREY))
+            continue
+        parts += [_text(2, at + 4, row.group)] if row.group else []
         parts.append(_text(NAMES - 10, at + 4, row.name, anchor="end", fill=INK if row.ours else PALE))
         if row.paper:
             parts.append(_whisker(row.paper, x, at, PALE))
@@ -252,13 +299,15 @@ def _whisker(dot: Dot, x: Scale, y: float, color: str) -> str:
 
 
 def _disc(x: float, y: float, color: str, title: str) -> str:
-    told = f"<title>{in_html(title)}</title>" if title else ""
-    return f'<circle cx="{_px(x)}" cy="{_px(y)}" r="4.6" fill="{color}" stroke="#fff" stroke-width="1">{told}</circle>'
+    told = f"<title>{in_xml(title)}</title>" if title else ""
+    return (
+        f'<circle cx="{_px(x)}" cy="{_px(y)}" r="4.6" fill="{color}" stroke="{GROUND}" stroke-width="1">{told}</circle>'
+    )
 
 
 def _diamond(x: float, y: float, title: str) -> str:
-    told = f"<title>{in_html(title)}</title>" if title else ""
-    look = f'fill="#fff" stroke="{GREY}" stroke-width="1.4"'
+    told = f"<title>{in_xml(title)}</title>" if title else ""
+    look = f'fill="{GROUND}" stroke="{GREY}" stroke-width="1.4"'
     return f'<path d="M{_px(x)},{_px(y - 4.8)}l4.8,4.8l-4.8,4.8l-4.8,-4.8z" {look}>{told}</path>'
 
 
@@ -294,7 +343,7 @@ def _x_axis(x: Scale, bottom: float, label: str, top: float | None = None) -> It
 
 
 def _legend(entries: Sequence[tuple[str, str]], top: float) -> Iterator[str]:
-    """Names beside their signs, as many in a line as fit."""
+    """Names next to their signs, as many in a line as fit."""
     for (name, sign), (column, row) in zip(entries, _legend_places(entries), strict=True):
         yield f'<g transform="translate({_px(column)},{_px(top + 10 + 18 * row)})">{sign}{_text(26, 4, name)}</g>'
 
@@ -330,14 +379,14 @@ def _text(
     weight: int = 400,
     after: str = "",
 ) -> str:
-    more = f'<tspan font-size="11" font-weight="400" fill="{GREY}" dx="8">{in_html(after)}</tspan>' if after else ""
+    more = f'<tspan font-size="11" font-weight="400" fill="{GREY}" dx="8">{in_xml(after)}</tspan>' if after else ""
     look = f'font-size="{size}" fill="{fill}" text-anchor="{anchor}" font-weight="{weight}"'
-    return f'<text x="{_px(x)}" y="{_px(y)}" {look}>{in_html(text)}{more}</text>'
+    return f'<text x="{_px(x)}" y="{_px(y)}" {look}>{in_xml(text)}{more}</text>'
 
 
 def _svg(height: float, label: str, parts: Iterable[str]) -> str:
     size = f'width="{WIDTH}" height="{_px(height)}" viewBox="0 0 {WIDTH} {_px(height)}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{in_html(label)}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{in_xml(label)}"'
     return f'{head} font-family="{FONT}">{"".join(parts)}</svg>'
 
 

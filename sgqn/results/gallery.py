@@ -1,4 +1,4 @@
-"""Sheets of what the agents of a task look at: the same moments for all, one agent a row."""
+"""Sheets of what the agents of a task look at: the same time steps for all, one agent per row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from sgqn.errors import SgqnError
 from sgqn.inspect import Episode, Images, Subject, look_at, play
 from sgqn.inspect.drawing import grey, inferno, paste, png, text
-from sgqn.results.document import Picture, slug
+from sgqn.results.document import Look, Picture, slug
 from sgqn.results.runs import Run, with_settings
 from sgqn.results.tables import agents_of, title_of
 
@@ -20,7 +20,7 @@ MOMENTS = (0.1, 0.35)
 """Where in an episode."""
 COLUMNS = ("observation", "attribution", "mask", "predicted mask")
 CELL, GAP, BETWEEN, NAMES, HEAD, ROW, MARGIN = 168, 10, 36, 300, 92, 178, 8
-"""In pixels of the file, which is shown at half its size."""
+"""In pixels of the sheet."""
 INK, GREY, PALE = (29, 33, 41), (104, 112, 125), (240, 242, 245)
 
 
@@ -32,13 +32,13 @@ class Row(NamedTuple):
 
 
 OnShare = Callable[[float], None]
-"""Told the share of the work that is done, from 0 to 1."""
+"""Called with the share of the work that is done, from 0 to 1."""
 
 
 def choose(runs: Iterable[Run]) -> list[Run]:
-    """Of every agent of one task the run to look into: with weights, best with the paper's settings, seed 0 first.
+    """For every agent of one task, the run to show: with weights, preferably with the paper's settings, seed 0 first.
 
-    All have the first one's action repeat, or the moments would not be the same.
+    All have the same action repeat as the first, so that time steps match.
     """
     there = [run for run in runs if run.weights]
     own = with_settings(there)
@@ -102,16 +102,22 @@ def _sheet(subjects: Sequence[Subject], shift: str, seed: int, renderer: str, sa
         say((number + 1) / len(subjects))
     episode = next(iter(played.values()))
     caption = (
-        f"The episode that {title_of(subjects[0].config.agent)} plays with seed {seed}, at steps "
-        f"{' and '.join(map(str, moments))}; every agent attributes the value of the action that it would take. "
-        f"Renderer {episode.renderer}, backgrounds {episode.backgrounds}."
+        f"An episode of {title_of(subjects[0].config.agent)} with seed {seed}; renderer {episode.renderer}, "
+        f"backgrounds {episode.backgrounds}."
     )
-    sheet = draw(rows, moments)
-    return Picture(slug(f"look-{task}-{shift}"), f"{task}, {shift}", caption, png(sheet, optimize=True), sheet.size)
+    return Picture(
+        slug(f"look-{task}-{shift}"),
+        f"{task}, {shift}",
+        caption,
+        png(draw(rows, moments), optimize=True),
+        COLUMNS,
+        tuple(f"step {moment}" for moment in moments),
+        tuple(_shown(row, len(moments)) for row in rows),
+    )
 
 
 def _look(subject: Subject, episode: Episode, moments: np.ndarray) -> Row:
-    """The moments through the eyes of an agent, whoever plays."""
+    """The time steps as observations of an agent, for any player."""
     seen = episode.seen[torch.from_numpy(moments.clip(max=len(episode.seen) - 1))].to(subject.agent.device)
     with torch.no_grad():
         actions = subject.agent.policy(seen, deterministic=True)
@@ -121,8 +127,17 @@ def _look(subject: Subject, episode: Episode, moments: np.ndarray) -> Row:
 # ---------------------------------------------------------------- drawing
 
 
+def _shown(row: Row, moments: int) -> Look:
+    """The images one by one, in the agent's own resolution."""
+    images = (
+        tuple(None if cell is None else png(cell, optimize=True) for cell in _cells(row.images, moment))
+        for moment in range(moments)
+    )
+    return Look(title_of(row.subject.config.agent), ", ".join(_about(row)), tuple(images))
+
+
 def draw(rows: Sequence[Row], moments: np.ndarray) -> Image.Image:
-    """A row of images for each agent: what it sees, its attribution, mask and predicted mask, at every moment."""
+    """A row of images per agent: observation, attribution, mask and predicted mask at every time step."""
     strip = len(COLUMNS) * (CELL + GAP) - GAP
     width = NAMES + len(moments) * strip + (len(moments) - 1) * BETWEEN
     sheet = Image.new("RGB", (width, HEAD + len(rows) * ROW - GAP + MARGIN), "white")
@@ -140,19 +155,28 @@ def draw(rows: Sequence[Row], moments: np.ndarray) -> Image.Image:
 
 
 def _names(pen: ImageDraw.ImageDraw, row: Row, top: int) -> None:
-    config = row.subject.config
-    mask = "soft mask" if row.images.soft else f"rho {row.subject.rho:g}"
-    text(pen, (0, top + 36), title_of(config.agent), 28, INK)
-    text(pen, (0, top + 76), f"seed {config.seed}, {row.subject.step:,} steps", 22, GREY)
+    trained, mask = _about(row)
+    text(pen, (0, top + 36), title_of(row.subject.config.agent), 28, INK)
+    text(pen, (0, top + 76), trained, 22, GREY)
     text(pen, (0, top + 106), mask, 22, GREY)
 
 
-def _strip(sheet: Image.Image, shown: Images, moment: int, left: int, top: int) -> None:
-    cells = (
+def _about(row: Row) -> tuple[str, str]:
+    """Its training, and how its mask is made."""
+    mask = "soft mask" if row.images.soft else f"rho {row.subject.rho:g}"
+    return f"seed {row.subject.config.seed}, {row.subject.step:,} steps", mask
+
+
+def _cells(shown: Images, moment: int) -> tuple[np.ndarray | None, ...]:
+    """One image for each column."""
+    return (
         shown.observation[moment],
         inferno(shown.attribution[moment] / shown.scale),
         grey(shown.mask[moment]),
         None if shown.predicted is None else grey(shown.predicted[moment]),
     )
-    for j, cell in enumerate(cells):
+
+
+def _strip(sheet: Image.Image, shown: Images, moment: int, left: int, top: int) -> None:
+    for j, cell in enumerate(_cells(shown, moment)):
         paste(sheet, cell, (left + j * (CELL + GAP), top), CELL, 22, PALE, GREY)

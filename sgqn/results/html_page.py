@@ -1,237 +1,245 @@
-"""A report as one HTML page that needs nothing else: style, charts, pictures and tables' files are all in it."""
+"""A report as one self-contained HTML page, with style, charts, images and the tables' files.
+
+Here the document becomes plain data; everything that is HTML or CSS is in the templates.
+"""
 
 from __future__ import annotations
 
-import base64
-import re
-from importlib import resources
+import string
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
 from urllib.parse import quote
 
-from sgqn.results.document import (
-    Bullets,
-    Definitions,
-    Document,
-    Figure,
-    Grid,
-    Paragraph,
-    Part,
-    Picture,
-    Scores,
-    Section,
-)
-from sgqn.results.figures import Chart, draw
-from sgqn.results.paper import AVERAGE
-from sgqn.results.tables import OF_ALL, Cell, ResultRow, ResultTable
-from sgqn.results.text import in_html
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-LONG = 32
-"""Characters: a longer text of a plain table is broken into lines."""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Nothing is loaded from anywhere, and no script runs, whatever the runs' folders are called."""
+from sgqn.inspect.drawing import data_url
+from sgqn.results.document import Document, Figure, Fold, Part, Picture, Scores, first_title
+from sgqn.results.figures import GREY, GROUND, INK, ON_DARK, Chart, draw
+from sgqn.results.paper import AVERAGE
+from sgqn.results.tables import INCOMPLETE, NO_RUN, Cell, ResultTable
+from sgqn.results.text import printable
+
+MOST_COLUMNS = 12
+"""With more columns of ours, the paper's and differences, a table has them below each other, or is set smaller."""
+PAD = "\N{FIGURE SPACE}"
+"""As wide as a digit."""
+
+Data = dict[str, Any]
 
 
 def to_page(document: Document) -> str:
-    style = resources.files("sgqn.results").joinpath("report.css").read_text()
-    sections = "\n".join(map(_section, document.sections))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{in_html(document.title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<nav aria-label="Contents"><div class="contents"><a class="home" href="#top">{in_html(document.title)}</a>
-{_contents(document)}
-</div></nav>
-<main id="top">
-<header><h1>{in_html(document.title)}</h1><p class="subtitle">{in_html(document.subtitle)}</p></header>
-{sections}
-</main>
-</body>
-</html>
-"""
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            title=document.title,
+            subtitle=document.subtitle,
+            sections=[
+                {"name": section.name, "title": section.title, "parts": [_part(part) for part in section.parts]}
+                for section in document.sections
+            ],
+            on_dark=ON_DARK,
+            colors={"ink": INK, "grey": GREY, "ground": GROUND},
+        )
+    )
 
 
-def _contents(document: Document) -> str:
-    lines = []
-    for section in document.sections:
-        lines.append(f'<a href="#{section.name}">{in_html(section.title)}</a>')
-        for part in section.parts:
-            if isinstance(part, Scores):
-                lines.append(f'<a class="sub" href="#table-{part.table.name}">{in_html(part.table.title)}</a>')
-    return "\n".join(lines)
+def _environment() -> Environment:
+    """Every text is escaped; only charts are markup already."""
+    return Environment(
+        loader=PackageLoader("sgqn.results"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(value),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
-def _section(section: Section) -> str:
-    parts = "\n".join(map(_part, section.parts))
-    return f'<section id="{section.name}">\n<h2>{in_html(section.title)}</h2>\n{parts}\n</section>'
-
-
-def _part(part: Part) -> str:
+def _part(part: Part) -> Data:
+    """Its data, and the kind that the templates know it by."""
+    kind = {"kind": type(part).__name__.lower()}
     match part:
-        case Paragraph():
-            return _heading(part.title) + f"<p>{in_html(part.text)}</p>"
-        case Bullets():
-            items = "".join(f"<li>{in_html(item)}</li>" for item in part.items)
-            return f'<ul class="{"warnings" if part.warning else "plain"}">{items}</ul>'
-        case Definitions():
-            items = "".join(f"<div><dt>{_theta(term)}</dt><dd>{_theta(text)}</dd></div>" for term, text in part.items)
-            return f"<dl>{items}</dl>"
-        case Grid():
-            return _grid(part)
         case Scores():
-            return _scores(part)
+            return kind | _scores(part)
         case Figure():
-            return _figure(part)
+            return kind | _figure(part)
         case Picture():
-            return _picture(part)
-
-
-def _heading(title: str) -> str:
-    return f"<h3>{in_html(title)}</h3>\n" if title else ""
+            return kind | _picture(part)
+        case Fold():
+            inside = [_part(inner) for inner in part.parts]
+            if part.parts and first_title(part) == part.title:
+                inside[0]["title"] = ""
+            return kind | {"title": part.title, "note": part.note, "parts": inside, "printed": part.printed}
+    return kind | {field.name: getattr(part, field.name) for field in fields(part)}
 
 
 # ---------------------------------------------------------------- tables
 
 
-def _grid(grid: Grid) -> str:
-    kinds = ["number" if header in grid.numbers else "words" for header in grid.headers]
-    head = "".join(f'<th class="{kind}">{in_html(text)}</th>' for kind, text in zip(kinds, grid.headers, strict=True))
-    rows = [
-        "".join(
-            f'<td class="{"long" if len(text) > LONG else kind}">{_breakable(text)}</td>'
-            for kind, text in zip(kinds, row, strict=True)
-        )
-        for row in grid.rows
-    ]
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    table = f'<table class="grid"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return _heading(grid.title) + _scrolling(table)
+def _scores(scores: Scores) -> Data:
+    table, compared = scores.table, any(cell.paper for cell in scores.table.cells)
+    of_some = [number for number in range(1, len(table.footnotes) + 1) if number not in table.common_notes]
+    letters = {number: _mark(place) for place, number in enumerate(of_some)}
+    marks = _Marks(table, letters)
+    columns = [_column(table, j, marks) for j in range(len(table.columns))]
+    counts = [{cell.count_text() for cell in row.cells} - {""} for row in table.rows]
+    # Stated once for the table or a row, if all of its numbers have the same number of runs.
+    of_table = set.union(*counts) if counts else set()
+    of_rows = len(of_table) > 1 and all(len(count) <= 1 for count in counts)
+    return {
+        "name": table.name,
+        "title": table.title,
+        "caption": table.caption,
+        "csv": f"data:text/csv;charset=utf-8,{quote(scores.csv)}",
+        "compared": compared,
+        "counted": next(iter(of_table)) if len(of_table) == 1 else "",
+        "count_in_cells": len(of_table) > 1 and not of_rows,
+        "split": compared and sum(len(column["parts"]) for column in columns) <= MOST_COLUMNS,
+        "wide": not compared and len(columns) > MOST_COLUMNS - len(table.headers),
+        "headers": [*table.headers, *["runs"] * of_rows],
+        "columns": columns,
+        "rows": [
+            {
+                "labels": [*labels, *[{"text": "".join(count), "again": False}] * of_rows],
+                "marks": marks.of_row(i),
+                "average": AVERAGE in row.labels,
+                "cells": [column["cells"][i] for column in columns],
+            }
+            for i, (row, labels, count) in enumerate(zip(table.rows, _labels(table), counts, strict=True))
+        ],
+        "most_marks": max(len(cell["marks"]) for column in columns for cell in column["cells"]),
+        "notes": [{"mark": letter, "text": table.footnotes[number - 1]} for number, letter in letters.items()],
+        "common_notes": [table.footnotes[number - 1] for number in table.common_notes],
+    }
 
 
-def _scores(scores: Scores) -> str:
-    table = scores.table
-    head = [f'<th class="label">{in_html(text)}</th>' for text in table.headers]
-    head += [f'<th class="number">{_theta(text)}</th>' for text in table.columns]
-    rows, before = [], ResultRow((), ())
-    for row in table.rows:
-        rows.append(_row(table, row, before))
-        before = row
-    body = f"<table><thead><tr>{''.join(head)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    link = f'<a download="{table.name}.csv" href="data:text/csv;charset=utf-8,{quote(scores.csv)}">CSV</a>'
-    compared = any(cell.paper for cell in table.cells)
-    key = _KEY if compared else ""
-    return (
-        f'<div class="result{"" if compared else " alone"}" id="table-{table.name}">\n<h3>{in_html(table.title)}</h3>\n'
-        f'<p class="caption">{_theta(table.caption)}</p>\n<p class="key">{key}{link}</p>\n'
-        f"{_scrolling(body)}\n{_footnotes(table)}</div>"
-    )
+class _Marks:
+    """Letters that lead to footnotes. What all numbers of a row or a column share is said at its head."""
+
+    def __init__(self, table: ResultTable, letters: dict[int, str]):
+        self._letters = letters
+        self._notes = [
+            [{*cell.notes} & letters.keys() if cell.ours else None for cell in row.cells] for row in table.rows
+        ]
+        self._rows = [_shared(row) for row in self._notes]
+        self._columns = [_shared(column) for column in zip(*self._notes, strict=True)]
+
+    def of_row(self, i: int) -> list[str]:
+        return self._said(self._rows[i])
+
+    def of_column(self, j: int) -> list[str]:
+        return self._said(self._columns[j])
+
+    def of_cell(self, i: int, j: int) -> list[str]:
+        return self._said((self._notes[i][j] or set()) - self._rows[i] - self._columns[j])
+
+    def _said(self, notes: set[int]) -> list[str]:
+        return [self._letters[number] for number in sorted(notes)]
 
 
-_KEY = (
-    '<span class="ours">ours</span> <span class="paper">the paper’s</span> <span class="difference">difference</span>'
-)
+def _shared(notes: Iterable[set[int] | None]) -> set[int]:
+    """The notes of all numbers, if there are several."""
+    found = [of_number for of_number in notes if of_number is not None]
+    return set.intersection(*found) if len(found) > 1 else set()
 
 
-def _row(table: ResultTable, row: ResultRow, before: ResultRow) -> str:
-    labels = []
-    for i, text in enumerate(row.labels):
-        again = row.labels[: i + 1] == before.labels[: i + 1]
-        labels.append(f'<th scope="row" class="label{" again" * again}">{in_html(text)}</th>')
-    cells = "".join(_cell(table, cell) for cell in row.cells)
-    kind = ' class="average"' if AVERAGE in row.labels else ""
-    return f"<tr{kind}>{''.join(labels)}{cells}</tr>"
+def _labels(table: ResultTable) -> Iterable[list[Data]]:
+    """Those of each row; one that stands above already is there `again`."""
+    for above, labels in pairwise([(), *(row.labels for row in table.rows)]):
+        yield [{"text": text, "again": labels[: i + 1] == above[: i + 1]} for i, text in enumerate(labels)]
 
 
-def _cell(table: ResultTable, cell: Cell) -> str:
-    kind = "ours" if cell.ours else "none"
-    counted = f' <span class="count">{in_html(cell.count_text())}</span>' if cell.count_text() else ""
-    lines = [f'<span class="{kind}">{_number(cell.value_text())}</span>{_marks(table, cell)}{counted}']
-    if printed := cell.paper_text():
-        difference = cell.difference_text()
-        beside = f' <span class="difference">{_number(difference)}</span>' if difference else ""
-        lines.append(f'<span class="paper">{_number(printed)}</span>{beside}')
-    return f'<td class="number">{"<br>".join(lines)}</td>'
+def _column(table: ResultTable, j: int, marks: _Marks) -> Data:
+    """Its cells, with numbers that line up, and which of ours, the paper's and differences they have."""
+    cells, best = [row.cells[j] for row in table.rows], table.best
+    ours = _aligned([_ours(cell) for cell in cells])
+    papers = _aligned([cell.paper_text() for cell in cells])
+    differences = [cell.difference_text() for cell in cells]
+    shown = {"ours": True, "paper": any(papers), "difference": any(differences)}
+    return {
+        "title": table.columns[j],
+        "marks": marks.of_column(j),
+        "parts": [name for name, there in shown.items() if there],
+        "cells": [
+            {
+                "ours": _minus(ours[i]),
+                "there": cell.ours is not None,
+                "best": (i, j) in best,
+                "marks": marks.of_cell(i, j),
+                "count": cell.count_text(),
+                "paper": _minus(papers[i]),
+                "difference": _minus(differences[i]),
+            }
+            for i, cell in enumerate(cells)
+        ],
+    }
 
 
-def _number(text: str) -> str:
+def _ours(cell: Cell) -> str:
+    text = cell.value_text()
+    return "–" if text in (NO_RUN, INCOMPLETE) else text
+
+
+def _aligned(texts: Sequence[str]) -> list[str]:
+    """Right-aligned, their numbers end at one place, and deviations and percentages begin at others."""
+    parts = []
+    for text in texts:
+        both, _, percent = text.partition(", ") if text.endswith("%") else (text, "", "")
+        number, _, deviation = both.partition(" ± ")
+        parts.append((number, deviation and f" ± {deviation}", percent))
+    widths = [max((len(part[i]) for part in parts), default=0) for i in (1, 2)]
+    return [number and _filled(number, deviation, percent, *widths) for number, deviation, percent in parts]
+
+
+def _filled(number: str, deviation: str, percent: str, after: int, last: int) -> str:
+    """With spaces as wide as what others have; a sign with its spaces is about as wide as two digits."""
+    before = PAD * (after - len(deviation) - (after > 0 and not deviation))
+    if not percent:
+        return number + deviation + before + PAD * (last + 1 if last else 0)
+    return f"{number}{deviation},{before} {percent}{PAD * (last - len(percent))}"
+
+
+def _minus(text: str) -> str:
     """With the minus of a printer."""
-    return in_html(text).replace("-", "−")
+    return text.replace("-", "−")
 
 
-def _marks(table: ResultTable, cell: Cell) -> str:
-    notes = [number for number in cell.notes if number not in table.common_notes]
-    links = [f'<a href="#note-{table.name}-{number}">{number}</a>' for number in notes]
-    return f"<sup>{','.join(links)}</sup>" if links else ""
+def _mark(place: int) -> str:
+    """A letter, because a digit next to a number would be read as part of it."""
+    turn, letter = divmod(place, len(string.ascii_lowercase))
+    return string.ascii_lowercase[letter] * (turn + 1)
 
 
-def _footnotes(table: ResultTable) -> str:
-    items = [
-        f'<li id="note-{table.name}-{number}">{in_html(text)}{f" {OF_ALL}" * (number in table.common_notes)}</li>'
-        for number, text in enumerate(table.footnotes, 1)
-    ]
-    return f'<ol class="notes">{"".join(items)}</ol>\n' if items else ""
+# ---------------------------------------------------------------- figures
 
 
-def _scrolling(content: str) -> str:
-    """Wider than the page, it scrolls in its own box, by keyboard too."""
-    return f'<div class="scroll" tabindex="0">{content}</div>'
-
-
-def _breakable(text: str) -> str:
-    """A long path may be broken after its slashes."""
-    return in_html(text).replace("/", "/<wbr>")
-
-
-def _theta(text: str) -> str:
-    return re.sub("M_θ", "M<sub>θ</sub>", in_html(text))
-
-
-# ---------------------------------------------------------------- pictures
-
-
-def _figure(figure: Figure) -> str:
-    charts = "\n".join(f'<div class="chart">{draw(chart)}</div>' for chart in figure.charts)
-    return (
-        f'<figure id="figure-{figure.name}">\n<h3>{in_html(figure.title)}</h3>\n'
-        f"<figcaption>{in_html(figure.caption)}</figcaption>\n{_legend(figure)}\n"
-        f'<div class="charts of-{len(figure.charts)}">{charts}</div>\n</figure>'
-    )
-
-
-def _legend(figure: Figure) -> str:
-    """One for all charts of a figure."""
+def _figure(figure: Figure) -> Data:
     lines: dict[str, tuple[str, bool]] = {}
-    for chart in figure.charts:
-        lines |= chart.legend if isinstance(chart, Chart) else {}
-    if not lines:
-        return f'<p class="legend">{_DOTS}</p>'
-    entries = [f"<span>{_swatch(color, dashed)}{in_html(name)}</span>" for name, (color, dashed) in lines.items()]
-    return f'<p class="legend">{"".join(entries)}</p>'
+    drawn = [chart for chart in figure.charts if isinstance(chart, Chart)]
+    for chart in sorted(drawn, key=lambda chart: -len(chart.legend)):  # the longest has the order
+        lines |= {name: look for name, look in chart.legend.items() if name not in lines}
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "caption": figure.caption,
+        "across": figure.across or {1: 1, 2: 2, 4: 4}.get(len(figure.charts), 3),
+        "charts": [Markup(draw(chart)) for chart in figure.charts],
+        "legend": [{"name": name, "color": color, "dashed": dashed} for name, (color, dashed) in lines.items()],
+    }
 
 
-_DOTS = (
-    '<span><svg width="14" height="12"><circle cx="7" cy="6" r="4.6" fill="#1d2129"/></svg>these runs</span>'
-    '<span><svg width="14" height="12"><path d="M7,1.2l4.8,4.8l-4.8,4.8l-4.8,-4.8z" fill="#fff" stroke="#68707d" '
-    'stroke-width="1.4"/></svg>the paper</span>'
-)
-
-
-def _swatch(color: str, dashed: bool) -> str:
-    dash = ' stroke-dasharray="5 3"' if dashed else ""
-    return f'<svg width="22" height="10"><path d="M1,5h20" stroke="{color}" stroke-width="3"{dash}/></svg>'
-
-
-def _picture(picture: Picture) -> str:
-    data = base64.b64encode(picture.png).decode()
-    width, height = (size // 2 for size in picture.size)
-    image = f'<img alt="{in_html(picture.title)}" width="{width}" height="{height}" src="data:image/png;base64,{data}">'
-    return (
-        f'<figure id="figure-{picture.name}">\n<h4>{in_html(picture.title)}</h4>\n'
-        f"<figcaption>{in_html(picture.caption)}</figcaption>\n{_scrolling(image)}\n</figure>"
-    )
+def _picture(picture: Picture) -> Data:
+    looks = [
+        {
+            "name": look.name,
+            "about": look.about,
+            "moments": [[png and data_url(png) for png in images] for images in look.images],
+        }
+        for look in picture.looks
+    ]
+    plain = {name: getattr(picture, name) for name in ("name", "title", "caption", "columns", "moments")}
+    return plain | {"looks": looks}

@@ -51,15 +51,15 @@ DIGITS = dict.fromkeys(("deletion", "insertion", "change_gap"), 2)
 """Of a measure's mean; 3 of all others."""
 
 DEFINITIONS = {
-    "base rate": "share of the picture that shows the controlled body: what looking everywhere alike scores",
-    "mass on body": "share of the attribution's magnitude that lies on the body; 1 is all",
-    "pointing": "how often the strongest pixel lies on the body",
-    "mask on body": "share of the binarised mask's pixels that lie on the body",
+    "base rate": "share of the image that shows the controlled body: the score of a uniform map",
+    "mass on body": "share of the attribution's magnitude that is on the body",
+    "pointing": "how often the strongest pixel is on the body",
+    "mask on body": "share of the binarised mask's pixels that are on the body",
     "IoU": "intersection over union of mask and body; no mask of this size can exceed the ceiling",
-    "M_θ on body, M_θ IoU": "the same of the mask that the agent's decoder predicts; only agents with a decoder",
+    "M_θ on body, M_θ IoU": "the same for the mask predicted by the decoder, if the agent has one",
     "M_θ agreement": "IoU of the predicted mask with the attribution mask that it learned to predict",
-    "deletion": "area under the value as the most salient pixels are removed first; small is good",
-    "insertion": "area under the value as the most salient pixels are shown first; large is good",
+    "deletion": "area under the value as the most salient pixels are removed first; lower is better",
+    "insertion": "area under the value as the most salient pixels are shown first; higher is better",
     "change gap": "how much more the value changes when the most salient pixels go first than when the least salient "
     "do; 0 for a random order",
 }
@@ -96,7 +96,7 @@ def record(
     curves: bool = True,
     on_step: OnStep | None = None,
 ) -> list[dict[str, Any]]:
-    """Measure the saliency of a run's newest checkpoint, or of another agent, and append it to the run's log.
+    """Measure the saliency of a run's latest checkpoint, or of another agent, and append it to the run's log.
 
     Without shifts, the training scene and the task's hardest shift; without methods or rho, the agent's own.
     """
@@ -164,7 +164,7 @@ def _mean_and_error(line: dict[str, Any], name: str) -> str:
 
 
 def missing(run: Run, shifts: Iterable[str]) -> list[str]:
-    """The shifts in which the run's newest checkpoint was not measured with its own method and rho."""
+    """The shifts in which the run's latest checkpoint was not measured with its own method and rho."""
     if run.checkpoint is None:
         return []
     subject = Subject.load(run.checkpoint)
@@ -182,20 +182,25 @@ def missing(run: Run, shifts: Iterable[str]) -> list[str]:
 def saliency_table(runs: Iterable[Run]) -> ResultTable | None:
     """Every measure of every task, shift and agent; None where nothing is recorded."""
     groups = _groups(runs)
-    ways = list(dict.fromkeys(how for *_, how in groups))
+    if not groups:
+        return None
+    ways = {how: how.split(", ") for *_, how in groups}
+    shared = [part for part in next(iter(ways.values())) if all(part in parts for parts in ways.values())]
+    counts = [f"{len(samples)} × {_episodes(samples)}" for samples in groups.values()]
+    differ = {"attribution": len(ways) > 1, "n": len(set(counts)) > 1}
     rows = []
-    for (task, shift, variant, how), samples in groups.items():
-        count = f"{len(samples)} × {_episodes(samples)}"
+    for ((task, shift, variant, how), samples), count in zip(groups.items(), counts, strict=True):
+        labels = {"attribution": ", ".join(part for part in ways[how] if part not in shared), "n": count}
         cells = [_cell(task, shift, samples, name) for name in MEASURES]
-        rows.append(ResultRow((task, shift, variant, *[how] * (len(ways) > 1), count), tuple(cells)))
+        rows.append(ResultRow((task, shift, variant, *(labels[name] for name in labels if differ[name])), tuple(cells)))
     caption = (
-        "Where the agents look, against the simulator's own mask of the controlled body. Beside each mean its standard "
-        "error: over runs where there are several, else over the episodes of the one. n: runs × episodes."
+        "Compared with the simulator's own mask of the controlled body. Each mean has its standard error: over runs "
+        "where there are several, else over the episodes of the one."
     )
-    caption += f" Attribution by {ways[0]}." if len(ways) == 1 else ""
-    headers = ("task", "shift", "agent", *["attribution"] * (len(ways) > 1), "n")
-    table = ResultTable("saliency", caption, headers, tuple(MEASURES.values()), tuple(rows))
-    return with_footnotes(table) if rows else None
+    caption += f" Attribution by {', '.join(shared)}." if shared else ""
+    caption += " n: runs × episodes." if differ["n"] else f" Runs × episodes: {counts[0]}."
+    headers = ("task", "shift", "agent", *(name for name in differ if differ[name]))
+    return with_footnotes(ResultTable("saliency", caption, headers, tuple(MEASURES.values()), tuple(rows)))
 
 
 def saliency_charts(runs: Iterable[Run]) -> dict[str, list[Chart]]:
@@ -219,7 +224,7 @@ def _groups(runs: Iterable[Run]) -> dict[tuple[str, str, str, str], list[Sample]
         for look in run.looks().values():
             how = f"{look.method}, ρ {look.rho:g}" + (f", {look.fill} fill" if look.fill != "mean" else "")
             seeds = found.setdefault((run.task, look.shift, variant_of(run), how), {})
-            if run.seed not in seeds or look.step >= seeds[run.seed].step:
+            if run.seed not in seeds or look.step >= (seeds[run.seed].step or 0):
                 seeds[run.seed] = Sample(run, saliency=look)
     order = sorted(found, key=lambda key: (key[0], shift_order(key[1]), list(found).index(key)))
     return {key: list(found[key].values()) for key in order}

@@ -1,4 +1,4 @@
-"""A report as Markdown, its pictures as files beside it."""
+"""A report as Markdown, with its images as files in the same folder."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from sgqn.results.document import (
     Definitions,
     Document,
     Figure,
+    Fold,
     Grid,
     Paragraph,
     Part,
     Picture,
     Scores,
     distinct_slugs,
+    first_title,
 )
 from sgqn.results.figures import Chart, DotChart, draw
 from sgqn.results.tables import to_markdown
 from sgqn.results.text import in_markdown
 
 PICTURES, TABLES = "pictures", "tables"
-"""Folders beside the page."""
+"""Folders next to the page."""
 
 
 def to_page(document: Document) -> str:
@@ -34,7 +36,8 @@ def to_page(document: Document) -> str:
 
 
 def files_of(document: Document) -> dict[str, bytes]:
-    """What the page links to, by its path: a PNG for each picture, an SVG for each chart, a CSV for each table."""
+    """The files that the page links to, by path: a PNG for each gallery, an SVG for each chart, a CSV for each
+    table."""
     files: dict[str, bytes] = {}
     for part in document.parts:
         if isinstance(part, Picture):
@@ -60,10 +63,20 @@ def _part(part: Part) -> str:
             return f"{to_markdown(part.table)}\n[{part.table.name}.csv]({_csv(part)})"
         case Figure():
             images = [f"![{in_markdown(chart.title)}]({path})" for path, chart in _charts(part)]
-            return f"### {in_markdown(part.title)}\n\n{in_markdown(part.caption)}\n\n" + "\n".join(images)
+            caption = f"{in_markdown(part.caption)}\n\n" if part.caption else ""
+            return _heading(part.title) + caption + "\n".join(images)
         case Picture():
             shown = f"![{in_markdown(part.title)}]({PICTURES}/{part.name}.png)"
-            return f"#### {in_markdown(part.title)}\n\n{in_markdown(part.caption)}\n\n{shown}"
+            return f"{_heading(part.title)}{in_markdown(part.caption)}\n\n{shown}"
+        case Fold():
+            return _fold(part)
+
+
+def _fold(fold: Fold) -> str:
+    if not fold.parts:
+        return f"{in_markdown(fold.title)}: {in_markdown(fold.note)}."
+    own = fold.title != first_title(fold)  # a table has the same heading
+    return _heading(fold.title) * own + "\n\n".join(map(_part, fold.parts))
 
 
 def _heading(title: str) -> str:

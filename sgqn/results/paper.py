@@ -17,7 +17,7 @@ ROBOT_TASKS = ("robot-reach", "robot-peg_in_box")
 SHIFTS = ("train", "video_easy", "video_hard")
 ROBOT_SHIFTS = ("train", "test1", "test2", "test3")
 AVERAGE = "average"
-"""Stands for the task in a row that averages over tasks, for the shift in one that averages over test shifts."""
+"""The task of rows that average over tasks, and the shift of rows that average over test shifts."""
 
 Base = Literal["second best", "best", "sac"]
 
@@ -399,7 +399,7 @@ HYPERPARAMETERS: dict[str, int | float | str | tuple[int | float, ...]] = {
     "auxiliary updates: frequency": 2,
     "data augmentation": "overlay",
 }
-"""The rest of `table:hyperparam`, beside `ACTION_REPEAT` and `RHO`."""
+"""The rest of `table:hyperparam`, in addition to `ACTION_REPEAT` and `RHO`."""
 
 CLAIMS: tuple[Claim, ...] = (
     Claim("average margin over the second best", 60, "video", AVERAGE, "video_hard", "sgqn"),

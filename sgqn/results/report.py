@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -16,12 +17,13 @@ from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
 from sgqn.files import write_atomically
 from sgqn.inspect.look import PERCENTILE
 from sgqn.results import gallery, html_page, looking, markdown_page, paper
-from sgqn.results.curves import profile_charts, score_charts, shift_charts, training_chart
+from sgqn.results.curves import learning_charts, profile_charts, score_charts
 from sgqn.results.document import (
     Bullets,
     Definitions,
     Document,
     Figure,
+    Fold,
     Grid,
     Paragraph,
     Part,
@@ -29,11 +31,11 @@ from sgqn.results.document import (
     Scores,
     Section,
     distinct_slugs,
-    slug,
 )
 from sgqn.results.gallery import OnShare
 from sgqn.results.runs import Found, Run, find_runs
 from sgqn.results.tables import (
+    UNKNOWN,
     ResultTable,
     agents_of,
     headline,
@@ -50,13 +52,15 @@ T = TypeVar("T")
 
 PAGE, MARKDOWN, MARKER = "index.html", "report.md", "report.json"
 MADE_BY = "sgqn report"
-FEW = 12
-"""Tasks and agents that the summary lists one by one; of more it has an overview."""
 BEYOND = ("interquartile_mean", "improvement", "gap")
-"""Tables that the paper has no counterpart of."""
+"""Tables without a counterpart in the paper."""
+MANY, FEW = 24, 6
+"""Rows of a chart of scores, and of the orders of the agents; with more they are folded."""
+OWN = ("Not in the paper", "Success rates")
+"""Optional tables, which appear only if there are runs for them."""
 
 _OURS = re.compile(r"(?:(?:pictures|tables)/[a-z0-9_-]+\.(?:png|svg|csv))|index\.html|report\.md")
-"""What a report's files are called: nothing else is ever removed."""
+"""Names of a report's files; no other file is ever removed."""
 
 OnPart = Callable[[str, int, int], None]
 """on_part(what, done, total)"""
@@ -82,8 +86,8 @@ def report(
 ) -> Made:
     """Read the runs, and write the report about them into the folder `out`.
 
-    `pictures`: galleries of what the agents look at, which need weights, in `shifts`; by default the training scene
-    and the hardest shift that was evaluated. `saliency`: measure it first where it is not recorded.
+    `pictures`: include galleries, which need weights, in `shifts`; by default the training scene and the hardest
+    evaluated shift. `saliency`: measure it first where it is not recorded.
     """
     out = Path(out)
     check_out(out)
@@ -102,13 +106,13 @@ def report(
         shown = shifts or _two_shifts(of_task)
         sheets += gallery.sheets(gallery.choose(of_task), shown, warnings, seed, renderer, device, say)
     warnings = list(dict.fromkeys([*found.warnings, *warnings]))
-    document = build(Found(found.runs, warnings), sheets)
+    document = build(Found(found.runs, warnings), sheets, paths)
     write(out, document)
     return Made(out / PAGE, len(found.runs), warnings)
 
 
 def _told(things: Sequence[T], what: str, on_part: OnPart | None) -> Iterator[tuple[T, OnShare]]:
-    """Each thing with a way to say how far the work on it is; all together make one bar."""
+    """Each item with a function to report its progress; all items share one progress bar."""
     for number, thing in enumerate(things):
 
         def say(share: float, number: int = number) -> None:
@@ -128,6 +132,8 @@ def _measure(
     warnings: list[str],
     say: OnShare,
 ) -> None:
+    if run.foreign:
+        return
     if run.checkpoint is None:
         warnings.append(f"saliency not measured: {run.path} has no checkpoint")
         return
@@ -160,53 +166,80 @@ def _two_shifts(runs: Sequence[Run]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- the document
 
 
-def build(found: Found, sheets: Sequence[Picture] = ()) -> Document:
-    """All that there is to say about the runs."""
+def build(found: Found, sheets: Sequence[Picture] = (), paths: Sequence[str | Path] = ()) -> Document:
+    """The report about the runs that were found in `paths`."""
     runs = found.runs
-    made = tables(runs)
+    made = {table.name: table for table in tables(runs)}
+    short = _shortener(runs, paths)
     sections = [
-        Section("summary", "Summary", tuple(_summary(runs, found.warnings))),
-        Section("paper", "Beside the paper", tuple(_beside_the_paper(made))),
+        Section("summary", "Summary", tuple(_summary(runs, made, [short(text) for text in found.warnings], short))),
+        Section("paper", "Comparison with the paper", tuple(_comparison(runs, made))),
         Section("statistics", "Over all tasks", tuple(_statistics(runs, made))),
         Section("curves", "Learning curves", tuple(_curves(runs))),
-        Section("saliency", "Where the agents look", tuple(_saliency(runs, sheets))),
+        Section("saliency", "What the agents look at", tuple(_saliency(runs, sheets))),
     ]
-    if len(_groups(runs)) > FEW:
-        sections.append(Section("runs", "Runs", (_runs_grid(runs),)))
     counts = (
         _count(len(runs), "run"),
         _count(len(tasks_of(runs)), "task"),
         _count(len(agents_of(runs)), "agent"),
-        f"up to {max(map(_steps, runs)):,} agent steps",
+        f"up to {max((step for step in map(_steps, runs) if step is not None), default=0):,} agent steps",
     )
     return Document("sgqn report", " · ".join(counts), tuple(sections))
 
 
-def _summary(runs: list[Run], warnings: list[str]) -> Iterator[Part]:
+def _shortener(runs: Sequence[Run], paths: Sequence[str | Path]) -> Callable[[str], str]:
+    """Makes absolute paths in a text relative to the folder that contains all runs."""
+    folders = {Path(path).absolute() for path in (*paths, *map(_home, runs))}
+    common = Path(os.path.commonpath(folders))
+    roots = [common] if common.name else sorted(folders, key=lambda path: -len(str(path)))
+
+    def short(text: str) -> str:
+        for root in roots:
+            text = text.replace(str(root), root.name)
+        return text
+
+    return short
+
+
+def _home(run: Run) -> Path:
+    """The folder above task, agent and seed; where a run lies elsewhere, the one above it."""
+    usual = run.path.parts[-3:] == (run.task, run.agent, str(run.seed))
+    return run.path.parents[2] if usual else run.path.parent
+
+
+def _summary(
+    runs: list[Run], made: dict[str, ResultTable], warnings: list[str], short: Callable[[str], str]
+) -> Iterator[Part]:
     if warnings:
         yield Bullets(tuple(warnings), warning=True)
-    if len(_groups(runs)) <= FEW:
-        yield _runs_grid(runs)
-    else:
-        where = f"Runs read from {_root(runs)}, as number of seeds × agent steps; the last section lists them all."
-        yield Paragraph(where)
-        yield _runs_matrix(runs)
+    yield _runs_matrix(runs)
+    listed = _runs_grid(runs, short)
+    yield Fold("All runs", "seeds, steps, evaluated shifts, machine, folder", (listed,))
     first = headline(runs)
     if first is None:
         yield Paragraph(
             'No run with the paper\'s settings has been evaluated yet: "sgqn evaluate RUN" adds what the tables need.'
         )
     else:
-        yield Scores(first, to_csv(first))
+        yield _scores(first)
         charts = score_charts(first)
         if charts:
             caption = "Mean return, with whiskers of one standard deviation over seeds where there are several."
-            yield Figure("scores", "Scores beside the paper's", caption, tuple(charts))
-    yield _differences(runs)
+            figure = Figure("scores", "Scores next to the paper's", caption, tuple(charts))
+            few = max(len(chart.rows) for chart in charts) <= MANY
+            yield figure if few else Fold(figure.title, _count(len(charts), "chart"), (figure,))
+    for name in ("improvement", "interquartile_mean"):
+        if name in made:
+            yield _scores(made[name])
+    yield Fold("Differences from the paper", "steps, seeds, data, renderer, settings, machine", (_differences(runs),))
+
+
+def _scores(table: ResultTable) -> Scores:
+    return Scores(table, to_csv(table))
 
 
 def _groups(runs: list[Run]) -> dict[tuple[str, str], list[Run]]:
-    """Task and agent, with what of its settings stands out -> runs; agents in the paper's order."""
+    """Task and agent, with unusual settings -> runs; agents in the paper's order."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for agent in agents_of(runs):
         for run in (run for run in runs if run.agent == agent):
@@ -222,17 +255,10 @@ def _runs_matrix(runs: list[Run]) -> Grid:
         rows.append(
             (variant, *(f"{len(found)} × {_range(map(_steps, found))}" if found else "–" for found in of_tasks))
         )
-    return Grid(("agent", *tasks), tuple(rows), numbers=tuple(tasks))
+    return Grid(("agent", *tasks), tuple(rows), numbers=tuple(tasks), title="Runs: number of seeds × agent steps")
 
 
-def _root(runs: Sequence[Run]) -> str:
-    try:
-        return os.path.commonpath([run.path for run in runs])
-    except ValueError:  # some absolute, some relative
-        return os.path.commonpath([run.path.resolve() for run in runs])
-
-
-def _runs_grid(runs: list[Run]) -> Grid:
+def _runs_grid(runs: list[Run], short: Callable[[str], str]) -> Grid:
     rows = []
     for (task, variant), members in sorted(_groups(runs).items(), key=lambda item: item[0][0]):
         rows.append(
@@ -243,7 +269,7 @@ def _runs_grid(runs: list[Run]) -> Grid:
                 _range(map(_steps, members)),
                 ", ".join(shifts_of(members)) or "not evaluated",
                 _together(run.machine.get("device", "") for run in members),
-                _where(members),
+                short(_where(members)),
             )
         )
     headers = ("task", "agent", "seeds", "steps", "evaluated in", "trained on", "folder")
@@ -251,7 +277,7 @@ def _runs_grid(runs: list[Run]) -> Grid:
 
 
 def _where(runs: Sequence[Run]) -> str:
-    """The run's folder, or that of several runs side by side."""
+    """The run's folder, or that of several runs next to each other."""
     parents = {run.path.parent for run in runs}
     if len(runs) > 1 and len(parents) == 1:
         return str(parents.pop())
@@ -259,7 +285,7 @@ def _where(runs: Sequence[Run]) -> str:
 
 
 def _differences(runs: list[Run]) -> Grid:
-    """What a reader must know before comparing, side by side."""
+    """Notes to read before comparing."""
     evaluations = [found for run in runs if run.evaluations for found in map(run.evaluation, shifts_of([run])) if found]
     seeds = [len({run.seed for run in members}) for members in _groups(runs).values()]
     backgrounds = _together(found.backgrounds for found in evaluations if found.backgrounds != "none")
@@ -268,25 +294,30 @@ def _differences(runs: list[Run]) -> Grid:
         ("seeds of a task and agent", str(paper.RUNS), _range(seeds)),
         ("episodes of an evaluation", "not stated", _range(found.episodes for found in evaluations)),
         ("backgrounds and colours", "the benchmark's", backgrounds),
-        ("overlay pictures", "Places365", _together(run.machine.get("pictures", "") for run in runs)),
+        ("overlay images", "Places365", _together(run.machine.get("pictures", "") for run in runs)),
         ("renderer of the evaluations", "gl (OpenGL)", _together(found.renderer for found in evaluations)),
         ("other settings", "its table of hyperparameters", "; ".join(_other_settings(runs)) or "the same"),
         ("machine", paper.HARDWARE, _together(run.machine.get("device", "") for run in runs)),
         ("versions", "–", "; ".join(_versions(runs)) or "not recorded"),
     ]
-    return Grid(("", "the paper", "these runs"), tuple(rows), title="What differs from the paper")
+    return Grid(("", "the paper", "these runs"), tuple(rows))
 
 
 def _other_settings(runs: Iterable[Run]) -> Iterator[str]:
     """Each setting that differs, with our values and the paper's."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    unknown: dict[str, None] = {}
     for run in runs:
+        if run.foreign:
+            unknown[run.agent] = None
         for name in run.other_settings:
             ours, papers = found.setdefault(name, ({}, {}))
             ours[_setting(run.config, name)] = None
             papers[_setting(preset("paper", run.task, run.agent), name)] = None
     for name, (ours, papers) in found.items():
         yield f"{name} {' or '.join(ours)} (paper {' or '.join(papers)})"
+    if unknown:
+        yield f"{UNKNOWN} for {', '.join(unknown)}"
 
 
 def _setting(config: TrainConfig, name: str) -> str:
@@ -303,96 +334,115 @@ def _versions(runs: Iterable[Run]) -> Iterator[str]:
         yield f"{package} {' or '.join(numbers)}"
 
 
-def _beside_the_paper(made: list[ResultTable]) -> Iterator[Part]:
-    for table in made:
-        if table.name not in BEYOND:
-            yield Scores(table, to_csv(table))
-            if notes := paper.NOTES.get(table.name):
-                yield Bullets(tuple(f"On the print: {note}" for note in notes))
-    if missing := [title for title in left_out(made) if title not in ("Not in the paper", "Success rates")]:
-        yield Paragraph(f"No evaluated run has a number for: {', '.join(missing)}.")
+def _comparison(runs: list[Run], made: dict[str, ResultTable]) -> Iterator[Part]:
+    """The first table is open, the others are a line each."""
+    found = [table for name, table in made.items() if name not in BEYOND]
+    for number, table in enumerate(found):
+        parts = [_scores(table), *_remarks(table)]
+        if number == 0:
+            yield from parts
+        else:
+            yield Fold(table.title, _filled(table), tuple(parts))
+    missing = [title for title in left_out(made.values()) if title not in OWN]
+    yield from (Fold(title, "no evaluated run", ()) for title in missing)
 
 
-def _statistics(runs: list[Run], made: list[ResultTable]) -> Iterator[Part]:
-    found = {table.name: table for table in made}
-    if "improvement" in found:
-        yield Scores(found["improvement"], to_csv(found["improvement"]))
-        yield from _orders(runs)
-    if "interquartile_mean" not in found:
+def _remarks(table: ResultTable) -> Iterator[Part]:
+    if notes := paper.NOTES.get(table.name):
+        yield Bullets(tuple(f"About the paper: {note}" for note in notes))
+
+
+def _filled(table: ResultTable) -> str:
+    """How much of the paper's table the runs cover."""
+    printed = [cell for cell in table.cells if cell.paper]
+    ours = sum(cell.ours is not None for cell in printed or table.cells)
+    return f"{ours} of {len(printed)} numbers" if printed else _count(ours, "number")
+
+
+def _statistics(runs: list[Run], made: dict[str, ResultTable]) -> Iterator[Part]:
+    yield from _orders(runs)
+    if "interquartile_mean" not in made:
         yield Paragraph("No run with the paper's settings has been evaluated yet.")
         return
-    yield Scores(found["interquartile_mean"], to_csv(found["interquartile_mean"]))
     caption = (
         "The share of runs that score above τ, every task weighing the same, with 95 % bootstrap bands where a task "
         "has several runs: higher is better, and a curve that crosses another is better for some runs only."
     )
     yield Figure("profiles", "Performance profiles", caption, tuple(profile_charts(runs)))
-    if "gap" in found:
-        yield Scores(found["gap"], to_csv(found["gap"]))
+    if "gap" in made:
+        yield _scores(made["gap"])
 
 
 def _orders(runs: list[Run]) -> Iterator[Part]:
     """The agents of each task, best first, in these runs and in the paper."""
-    rows = [(order.shift, order.task, order.ours_text(), order.paper_text(), order.verdict()) for order in orders(runs)]
-    if rows:
-        yield Grid(("shift", "task", "these runs", "the paper", "same order"), tuple(rows), title="Order of the agents")
+    found = orders(runs)
+    rows = [(order.shift, order.task, order.ours_text(), order.paper_text(), order.verdict()) for order in found]
+    title = "Order of the agents"
+    grid = Grid(("shift", "task", "these runs", "the paper", "same order"), tuple(rows), title=title)
+    if len(rows) > FEW:
+        same = sum(order.verdict() != "no" for order in found)
+        yield Fold(title, f"{same} of {len(rows)} as in the paper, within its deviation", (grid,))
+    elif rows:
+        yield grid
 
 
 def _curves(runs: list[Run]) -> Iterator[Part]:
-    drawn = False
-    for task in tasks_of(runs):
-        of_task = [run for run in runs if run.task == task]
-        charts = [*filter(None, [training_chart(of_task)]), *shift_charts(of_task)]
-        if charts:
-            drawn = True
-            caption = (
-                "Mean over seeds of the episodes played while training, then of evaluations; bands are one standard "
-                "deviation over seeds."
-            )
-            if any(chart.marks for chart in charts):
-                caption += " Triangles at the right edge are the paper's final scores."
-            yield Figure(slug(f"curves-{task}"), task, caption, tuple(charts))
-    if not drawn:
-        yield Paragraph("No run has finished an episode or been evaluated yet.")
+    groups = learning_charts(runs)
+    for name, charts in zip(distinct_slugs(["curves"] * len(groups)), groups, strict=True):
+        caption = "Mean return over seeds; bands are one standard deviation."
+        if any(chart.marks for chart in charts):
+            caption += " Triangles at the right edge are the paper's final scores."
+        of_task = max(Counter(chart.title.rsplit(", ", 1)[0] for chart in charts).values())
+        yield Figure(name, "", caption, tuple(charts), across=of_task if 1 < of_task <= 4 else 0)
+    if not groups:
+        yield Paragraph("No run has logged two points of a curve yet.")
 
 
 def _saliency(runs: list[Run], sheets: Sequence[Picture]) -> Iterator[Part]:
+    if sheets:
+        yield Paragraph(
+            "The newest frame of the observation; the attribution of the value of the action that the agent would "
+            f"take, the brightest colour at the {PERCENTILE}th percentile; the mask of the pixels at or above the "
+            "quantile ρ; and the mask that the decoder predicts. All agents of a task see the same time steps of one "
+            "episode."
+        )
+        yield from sheets
     table = looking.saliency_table(runs)
     if table is None:
         yield Paragraph(
             'No saliency has been measured: "sgqn saliency RUN" does, and "sgqn report" with --saliency for all runs.'
         )
-    else:
-        yield Scores(table, to_csv(table))
-        yield Definitions(tuple(looking.DEFINITIONS.items()))
-        caption = (
-            "What is left of the value as pixels go, 1 for the whole picture and 0 for the filled one, and how much it "
-            "has changed. What lies outside of the axes is cut off."
-        )
-        drawn = looking.saliency_charts(runs)
+        return
+    yield _scores(table)
+    definitions = Definitions(tuple(looking.DEFINITIONS.items()))
+    yield Fold("Measures", "what each column of the table means", (definitions,))
+    caption = (
+        "The remaining value as pixels are removed, 1 for the whole image and 0 for the filled one, and how much "
+        "it has changed. Values outside of the axes are cut off."
+    )
+    drawn = looking.saliency_charts(runs)
+    if drawn:
         names = distinct_slugs(f"deletion-{title}" for title in drawn)
-        for name, (title, charts) in zip(names, drawn.items(), strict=True):
-            yield Figure(name, f"Deletion and insertion: {title}", caption, tuple(charts))
-    if sheets:
-        yield Paragraph(
-            "The newest frame of each agent's observation; the attribution of its value, the brightest colour at the "
-            f"{PERCENTILE}th percentile; the mask of the pixels at or above the quantile ρ; and the mask that "
-            "the decoder predicts.",
-            title="Gallery",
-        )
-        yield from sheets
+        figures = [
+            Figure(name, title, caption if number == 0 else "", tuple(charts))
+            for number, (name, (title, charts)) in enumerate(zip(names, drawn.items(), strict=True))
+        ]
+        note = f"charts of {_count(len(drawn), 'measurement')}"
+        yield Fold("Deletion and insertion curves", note, tuple(figures), printed=False)
 
 
-def _steps(run: Run) -> int:
-    """How far the run has come, by its log or its evaluations."""
-    return max([run.steps, *(found.step for found in run.evaluations)])
+def _steps(run: Run) -> int | None:
+    """How far the run has come, by its log or its evaluations; None if that is not known."""
+    known = [*[run.steps] * (not run.foreign), *(found.step for found in run.evaluations if found.step is not None)]
+    return max(known, default=None)
 
 
-def _range(numbers: Iterable[int]) -> str:
-    found = sorted(set(numbers))
-    if not found:
-        return "–"
-    return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+def _range(numbers: Iterable[int | None]) -> str:
+    there = set(numbers)
+    found = sorted(number for number in there if number is not None)
+    unknown = [UNKNOWN] * (None in there)
+    ends = [f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"] if found else []
+    return ", ".join([*ends, *unknown]) or "–"
 
 
 def _together(texts: Iterable[str]) -> str:
@@ -407,7 +457,7 @@ def _count(number: int, name: str) -> str:
 
 
 def check_out(out: Path) -> None:
-    """A report goes into a new or empty folder, or takes the place of an earlier report."""
+    """Check that the folder is new, empty, or has an earlier report."""
     if out.exists() and not out.is_dir():
         raise InvalidValueError(f"cannot write a report to {str(out)!r}: it is a file")
     if out.is_dir() and any(out.iterdir()) and _earlier(out) is None:
@@ -418,7 +468,7 @@ def check_out(out: Path) -> None:
 
 
 def _earlier(out: Path) -> list[str] | None:
-    """The files of the report that lies there; None if none does."""
+    """The files of an existing report; None if there is none."""
     try:
         marker = json.loads((out / MARKER).read_text())
         if marker["made_by"] == MADE_BY:
@@ -429,7 +479,7 @@ def _earlier(out: Path) -> list[str] | None:
 
 
 def write(out: Path, document: Document) -> None:
-    """Every file is replaced as a whole; those of an earlier report that have no successor go at the end."""
+    """Replace every file atomically, then remove obsolete files of an earlier report."""
     files = {
         **markdown_page.files_of(document),
         MARKDOWN: markdown_page.to_page(document).encode(),

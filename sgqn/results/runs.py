@@ -19,6 +19,7 @@ from sgqn.envs.families import find_task
 from sgqn.errors import DataError, InvalidValueError, SgqnError
 from sgqn.evaluation import Evaluation
 from sgqn.pretrained import package
+from sgqn.run_folder import PolicyRecord
 from sgqn.saliency import Saliency
 
 T = TypeVar("T")
@@ -33,7 +34,8 @@ _LEARNING = ("image_size", "frame_stack", "replay_capacity")
 class RunEvaluation(Evaluation):
     """An evaluation of a run's agent as it was after `step` training steps."""
 
-    step: int
+    step: int | None
+    """None if that is not known, as of a policy that was not trained here."""
     weights: str = package.PRECISIONS[0]
     """Their precision: that of the run, or of an agent that was exported from it."""
 
@@ -62,10 +64,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, finished or not."""
+    """One training run, finished or not, or the evaluations of a policy that was not trained here."""
 
     path: Path
-    config: TrainConfig
+    about: TrainConfig | PolicyRecord
     evaluations: tuple[RunEvaluation, ...] = ()
     """In the order in which they were made."""
     curve: Curve = Curve((), (), ())
@@ -80,25 +82,36 @@ class Run:
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
+    def foreign(self) -> bool:
+        """Whether this is a policy that was not trained here: its steps, settings and training returns are unknown."""
+        return isinstance(self.about, PolicyRecord)
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration of the training, which a foreign policy does not have."""
+        assert isinstance(self.about, TrainConfig)
+        return self.about
+
+    @property
     def task(self) -> str:
-        return self.config.task
+        return self.about.task
 
     @property
     def agent(self) -> str:
-        return self.config.agent
+        return self.about.agent
 
     @property
     def seed(self) -> int:
-        return self.config.seed
+        return self.about.seed
 
     @property
     def action_repeat(self) -> int:
-        return find_task(self.task, self.config.action_repeat).action_repeat
+        return find_task(self.task, self.about.action_repeat).action_repeat
 
     @property
     def rho(self) -> float | None:
         """The quantile of the attribution's mask; None for agents that have none."""
-        return self.config.settings.rho if AGENTS[self.agent].masks else None
+        return None if self.foreign or not AGENTS[self.agent].masks else self.config.settings.rho
 
     @property
     def checkpoint(self) -> Path | None:
@@ -111,7 +124,7 @@ class Run:
         """Where its agent can be loaded from: the newest checkpoint, or the pretrained agent that is this run's."""
         if (newest := self.checkpoint) is not None:
             return newest
-        folder = pretrained.available().get(f"{self.task}/{self.agent}")
+        folder = None if self.foreign else pretrained.available().get(f"{self.task}/{self.agent}")
         if folder is None:
             return None
         try:
@@ -123,7 +136,7 @@ class Run:
 
     def is_of(self, config: TrainConfig) -> bool:
         """Whether an exported agent's configuration, which states the action repeat, is this run's."""
-        return config == dataclasses.replace(self.config, action_repeat=self.action_repeat)
+        return not self.foreign and config == dataclasses.replace(self.config, action_repeat=self.action_repeat)
 
     @property
     def training_return(self) -> float | None:
@@ -133,7 +146,9 @@ class Run:
 
     @cached_property
     def other_settings(self) -> tuple[str, ...]:
-        """What differs from the preset `paper`, beside steps, action repeat and rho."""
+        """What differs from the preset `paper`, beside steps, action repeat and rho; empty if that is not known."""
+        if self.foreign:
+            return ()
         ours, papers = self.config, preset("paper", self.task, self.agent)
         names = [field.name for field in dataclasses.fields(ours.settings) if field.name != "rho"]
         return tuple(
@@ -172,7 +187,8 @@ def find_runs(paths: str | Path | Iterable[str | Path]) -> Found:
     for path in map(Path, paths):
         folders = list(_folders(path, warnings))
         if not folders and path.is_dir():
-            warnings.append(f"no run in {path}: no folder there has a {run_folder.CONFIG}")
+            files = f"{run_folder.CONFIG} or {run_folder.POLICY}"
+            warnings.append(f"no run in {path}: no folder there has a {files}")
         for folder in folders:
             if folder.resolve() not in runs:
                 try:
@@ -230,22 +246,31 @@ def scores(runs: Iterable[Run], shift: str) -> dict[str, dict[str, dict[int, flo
 def rank(evaluation: RunEvaluation | RunSaliency) -> tuple[int, int, int, bool]:
     """Which of two counts: the newest step, the most precise weights, the most episodes, then OpenGL."""
     rounding = package.PRECISIONS.index(evaluation.weights)
-    return evaluation.step, -rounding, evaluation.episodes, evaluation.renderer == "gl"
+    return (
+        -1 if evaluation.step is None else evaluation.step,
+        -rounding,
+        evaluation.episodes,
+        evaluation.renderer == "gl",
+    )
 
 
 def _folders(path: Path, warnings: list[str]) -> Iterator[Path]:
-    """The folders with a configuration, in order; what lies in a run's folder is its own."""
+    """The folders of runs and of recorded policies, in order; what lies in a run's folder is its own."""
     if not path.is_dir():
         warnings.append(f"{path} is not a folder" if path.exists() else f"{path} does not exist")
         return
     for folder, below, files in os.walk(path, onerror=lambda error: warnings.append(f"cannot read {error.filename}")):
         below.sort()
-        if run_folder.CONFIG in files:
+        if {run_folder.CONFIG, run_folder.POLICY} & set(files):
             below.clear()
             yield Path(folder)
 
 
 def _read(folder: Path, warnings: list[str]) -> Run:
+    if not (folder / run_folder.CONFIG).exists():
+        about = run_folder.read_policy(folder)
+        played = _parsed(folder / run_folder.EVALUATIONS, partial(_evaluation, about.task, foreign=True), warnings)
+        return Run(folder, about, tuple(played))
     config, machine, versions = _config(folder)
     metrics = _parsed(folder / run_folder.METRICS, _metric, warnings)
     ended = [line for line in metrics if math.isfinite(line.mean_return)]
@@ -288,8 +313,8 @@ def _parsed(path: Path, parse: Callable[[dict[str, Any]], T], warnings: list[str
                 found.append(parse(line))
             except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
                 wrong += 1
-        written = sum(bool(line.strip()) for line in path.read_text().split("\n")) if path.exists() else 0
-    except (OSError, UnicodeDecodeError) as error:
+        written = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n")) if path.exists() else 0
+    except OSError as error:
         warnings.append(f"{path} is damaged: {' '.join(str(error).split())}")
     if written > whole:
         broken = written - whole
@@ -310,14 +335,15 @@ def _metric(line: dict[str, Any]) -> _Metric:
     return _Metric(int(line["step"]), float(line.get("episode/return", math.nan)), _finite(line["seconds"]))
 
 
-def _evaluation(task: str, line: dict[str, Any]) -> RunEvaluation:
+def _evaluation(task: str, line: dict[str, Any], foreign: bool = False) -> RunEvaluation:
     returns = tuple(_finite(value) for value in line["returns"])
     if line["task"] != task or not returns:
         raise ValueError
     names = [str(line[name]) for name in ("shift", "renderer", "backgrounds")]
     solved = tuple(bool(value) for value in line["successes"]) if "successes" in line else None
     made_with = (int(line["seed"]), names[1], names[2])
-    return RunEvaluation(task, names[0], *made_with, returns, int(line["step"]), _weights(line), successes=solved)
+    step = None if foreign and line["step"] is None else int(line["step"])
+    return RunEvaluation(task, names[0], *made_with, returns, step, _weights(line), successes=solved)
 
 
 def _saliency(task: str, line: dict[str, Any]) -> RunSaliency:

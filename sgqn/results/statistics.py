@@ -1,4 +1,4 @@
-"""Statistics over runs: what the paper prints, and what few runs can really tell.
+"""Statistics over runs: those of the paper, and robust statistics for few runs.
 
 Interquartile means, stratified bootstrap intervals, performance profiles and probabilities of improvement follow
 Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021). A run is one trained
@@ -63,7 +63,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Gap:
-    """What a shift costs: training score minus shifted score, mean over tasks."""
+    """The generalization gap: training score minus shifted score, mean over tasks."""
 
     absolute: Interval
     relative: Interval | None
@@ -166,7 +166,7 @@ def generalization_gap(
     resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
 ) -> Gap:
-    """What the runs lose from training scene to shifted scene; a run counts where it has a score in both.
+    """The generalization gap from training scene to shift, over runs with a score in both.
 
     The relative gap is the ratio of means, not the mean of ratios, which one failed run would rule.
     """

@@ -1,4 +1,4 @@
-"""The paper's tables with our runs in them, and what the same runs tell beyond the paper.
+"""The paper's tables with our runs, and further statistics of the same runs.
 
 A cell has our number, the paper's and their difference. Which runs it counts follows from their configuration: the
 paper's action repeat and rho of the task, or those that the table is about. Footnotes say what makes a number of ours
@@ -39,8 +39,10 @@ UNDEFINED = "undefined"
 """A percentage of a training score that is 0."""
 NO_ANSWER = "–"
 """A measure that the agent has no part for, or that no frame had an answer to."""
+UNKNOWN = "unknown"
+"""The training steps of a policy that was not trained here."""
 ALL = "all"
-"""Stands for the task or the shift in a cell about all of them."""
+"""The task or the shift of cells about all of them."""
 OF_ALL = "(All numbers of ours.)"
 """After a footnote that has no mark in the table."""
 OTHERS = "all others"
@@ -63,9 +65,11 @@ TITLES = {
     "gap": "Generalisation gap",
 }
 """Every table of returns and times that there can be, in order."""
-MORE_TITLES = {"headline": "At a glance", "saliency": "Saliency against the simulator's truth"}
+MORE_TITLES = {"headline": "At a glance", "saliency": "Saliency compared with the simulator's ground truth"}
 
 _WITHOUT_NUMBER = {"relative gap": UNDEFINED, "saliency": NO_ANSWER, "improvement": NO_ANSWER}
+_LOWER_IS_BETTER = ("gap", "relative gap", "deletion")
+_WITHOUT_BEST = ("margin", "hours", "steps", "base_rate", "iou_ceiling")
 _CLIPS = re.compile(r"(\d+) of (\d+) clips")
 
 CSV_COLUMNS = (
@@ -89,7 +93,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one run gives to a cell: an evaluation, measured saliency, or neither: the training itself."""
+    """The contribution of one run to a cell: an evaluation, measured saliency, or neither: the training itself."""
 
     run: Run
     evaluation: RunEvaluation | None = None
@@ -100,7 +104,8 @@ class Sample:
         return self.evaluation or self.saliency
 
     @property
-    def step(self) -> int:
+    def step(self) -> int | None:
+        """None if that is not known."""
         return self.played.step if self.played else self.run.steps
 
 
@@ -143,8 +148,9 @@ class Cell:
         return tuple(dict.fromkeys(run.task for run in self.runs))
 
     @property
-    def steps(self) -> tuple[int, ...]:
-        return tuple(sorted({sample.step for sample in self.samples}))
+    def steps(self) -> tuple[int | str, ...]:
+        found = {sample.step for sample in self.samples}
+        return (*sorted(step for step in found if step is not None), *[UNKNOWN] * (None in found))
 
     @property
     def evaluations(self) -> tuple[RunEvaluation | RunSaliency, ...]:
@@ -168,7 +174,7 @@ class Cell:
         return text + _percent(self.percent, signed=self.quantity == "score")
 
     def count_text(self) -> str:
-        """How many runs our number is of; empty where that is said elsewhere, or there is none."""
+        """Number of runs behind our number; empty if it is stated elsewhere, or there is none."""
         if self.ours is None or self.quantity in ("steps", "saliency"):
             return ""
         if self.quantity == "improvement" and self.column != OTHERS:  # the first column says it
@@ -194,7 +200,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class ResultRow:
-    """Cells beside each other, in the order of the table's columns."""
+    """Cells next to each other, in the order of the table's columns."""
 
     labels: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -222,9 +228,33 @@ class ResultTable:
 
     @property
     def common_notes(self) -> tuple[int, ...]:
-        """The footnotes of all numbers of ours, if there are several: said once, not at each of them."""
+        """Footnotes that apply to all of our numbers, if there are several: stated once."""
         notes = [set(cell.notes) for cell in self.cells if cell.ours]
         return tuple(sorted(set.intersection(*notes))) if len(notes) > 1 else ()
+
+    @property
+    def best(self) -> set[tuple[int, int]]:
+        """Row and column of the best numbers of ours, each among those of the same task, shift and measure.
+
+        Over all tasks, agents that have fewer of them than another are not compared.
+        """
+        groups: dict[tuple[str, ...], dict[tuple[int, int], float]] = {}
+        for i, row in enumerate(self.rows):
+            for j, cell in enumerate(row.cells):
+                if cell.ours and (sign := _better(cell)) and not _fewer_tasks(self, cell):
+                    measure = cell.column if cell.quantity == "saliency" else cell.quantity
+                    group = groups.setdefault((cell.task, cell.shift, measure), {})
+                    group[i, j] = round(sign * cell.ours.mean, cell.digits)
+        several = [group for group in groups.values() if len(set(group.values())) > 1]
+        return {at for group in several for at, value in group.items() if value == max(group.values())}
+
+
+def _better(cell: Cell) -> int:
+    """1 if higher is better, -1 if lower is, 0 where no number is the best."""
+    if cell.quantity == "improvement":
+        return int(cell.column == OTHERS)
+    name = cell.column if cell.quantity == "saliency" else cell.quantity
+    return -1 if name in _LOWER_IS_BETTER else int(name not in _WITHOUT_BEST)
 
 
 def tables(runs: Iterable[Run]) -> list[ResultTable]:
@@ -254,14 +284,14 @@ def headline(runs: Iterable[Run]) -> ResultTable | None:
                 rows.append(ResultRow((task, title_of(agent)), tuple(beside)))
     caption = (
         "Mean return and deviation over seeds of the runs with the paper's action repeat and quantile, in the "
-        "training scene and under every shift that was evaluated."
+        "training scene and in every evaluated shift."
     )
     table = ResultTable("headline", caption, ("task", "agent"), shifts, tuple(rows))
     return with_footnotes(table) if rows else None
 
 
 def left_out(found: Iterable[ResultTable]) -> list[str]:
-    """The titles of the tables that are not among those found: no run has a number for them."""
+    """The titles of tables without any run."""
     names = {table.name for table in found}
     return [title for name, title in TITLES.items() if name not in names]
 
@@ -286,7 +316,7 @@ def _paper_table(table: paper.Table, runs: list[Run]) -> ResultTable:
 
 
 def _in_print_order(table: paper.Table) -> list[paper.Row]:
-    """An average stands below its rows where these follow each other, else at the end."""
+    """An average is below its rows if these are consecutive, else at the end."""
     order = list(table.rows)
     for average in table.averages:
         members = table.averaged(average)
@@ -384,7 +414,7 @@ def _change(table: paper.Table, ours: dict[str, float], column: str) -> tuple[fl
 
 def _hours(runs: list[Run]) -> ResultTable:
     """Measured wall time of each agent's longest runs, and how many steps that was."""
-    runs = comparable(runs)
+    runs = [run for run in comparable(runs) if not run.foreign]
     rows = []
     for agent in agents_of(runs, paper.HOURS):
         longest = max((run.steps for run in runs if run.agent == agent), default=0)
@@ -410,7 +440,7 @@ def _hours(runs: list[Run]) -> ResultTable:
 
 
 def _machines(runs: list[Run]) -> str:
-    """What the runs were trained on, as far as they say."""
+    """The machines that the runs were trained on, if recorded."""
     return ", ".join(sorted({run.machine.get("device") or "not recorded" for run in runs}))
 
 
@@ -439,7 +469,7 @@ def _other(runs: list[Run], used: set[tuple[Path, str]]) -> ResultTable:
         cells = [_score(variants[name], task, shift, variants[name][0].agent) for name in columns]
         named = (replace(c, column=name, digits=_digits(task)) for c, name in zip(cells, columns, strict=True))
         rows.append(ResultRow((task, shift), tuple(named)))
-    caption = "Our scores that no table of the paper has a place for."
+    caption = "Our scores that are not in any table of the paper."
     return ResultTable("other", caption, ("task", "shift"), tuple(columns), tuple(rows))
 
 
@@ -465,7 +495,7 @@ def _success(runs: list[Run], task: str, shift: str, agent: str) -> Cell:
 
 
 def variant_of(run: Run) -> str:
-    """The agent, and what of action repeat and rho is not the paper's for the task."""
+    """The agent, with action repeat and rho if they differ from the paper's for the task."""
     repeat = f", action repeat {run.action_repeat}" if run.action_repeat != find_task(run.task).action_repeat else ""
     rho = "" if run.rho is None or run.rho == own_rho(run.task) else f", ρ = {run.rho:g}"
     return title_of(run.agent) + repeat + rho
@@ -588,7 +618,7 @@ def _gaps(runs: list[Run]) -> ResultTable:
     ]
     columns = tuple(title for shift in shifts for title in (shift, f"{shift}, % of train"))
     caption = (
-        "What a shift costs: training score minus shifted score of the same runs, mean over tasks, "
+        "Generalization gap: training score minus shifted score of the same runs, mean over tasks, "
         "with 95 % bootstrap intervals; then as a percentage of the training score."
     )
     return ResultTable("gap", caption, ("agent",), columns, tuple(rows))
@@ -618,7 +648,7 @@ def _gap(runs: list[Run], agent: str, shift: str) -> list[Cell]:
 
 
 def _value(interval: Interval, several: bool, scale: float = 1) -> Value:
-    """With its interval, unless there was nothing to resample."""
+    """With its interval, if there was anything to resample."""
     if not several:
         return Value(scale * interval.value)
     return Value(scale * interval.value, low=scale * interval.low, high=scale * interval.high)
@@ -680,7 +710,7 @@ def _evaluated(cells: Iterable[Cell]) -> Iterator[tuple[Path, str]]:
 
 
 def with_footnotes(table: ResultTable) -> ResultTable:
-    """Number what there is to say about the cells, in the order in which it first comes up."""
+    """Number the footnotes of the cells, in the order of their first appearance."""
     said: dict[str, set[int | str]] = {}
     numbers: dict[str, int] = {}
     rows = []
@@ -703,10 +733,12 @@ def _footnote(head: str, values: set[int | str]) -> str:
 
 
 def _notes(table: ResultTable, cell: Cell) -> Iterator[tuple[str, int | str | None]]:
-    """What a reader of a number of ours must know: what it is, and the value at fault, gathered over the table."""
+    """Remarks about our numbers: the kind of remark and its value, collected over the table."""
     for sample in cell.samples:
         paper_steps = paper.ROBOT_STEPS if sample.run.task in paper.ROBOT_TASKS else paper.STEPS
-        if sample.step < paper_steps:
+        if sample.step is None:
+            yield "Training steps unknown", sample.run.agent
+        elif sample.step < paper_steps:
             yield f"Fewer steps than the paper's {paper_steps:,}", sample.step
     if cell.quantity not in ("hours", "steps", "saliency") and cell.seeds < paper.RUNS:
         yield f"Fewer seeds than the paper's {paper.RUNS}", None
@@ -720,11 +752,13 @@ def _notes(table: ResultTable, cell: Cell) -> Iterator[tuple[str, int | str | No
         if evaluation.weights != PRECISIONS[0]:
             yield "Weights rounded for sharing", evaluation.weights
         if evaluation.renderer != "gl":
-            yield "Pictures by another renderer than gl, the benchmark's own", evaluation.renderer
+            yield "Images by another renderer than gl, the benchmark's own", evaluation.renderer
     for run in cell.runs:
+        if run.foreign:
+            yield "Not trained by sgqn, settings unknown", run.agent
         for name in run.other_settings:
             yield "Other settings than the paper's", name
-    if cell.task == ALL and cell.evaluations and _fewer_tasks(table, cell):
+    if _fewer_tasks(table, cell):
         yield "Over fewer tasks than another agent in this column: not to be compared", None
     if table.name == "action_repeat" and paper.ACTION_REPEAT.get(cell.task) == paper.table(table.name).action_repeat:
         yield f'The task repeats actions 4 times anyway: the same runs as in "{TITLES["video"]}", as in the paper', None
@@ -736,6 +770,9 @@ def _notes(table: ResultTable, cell: Cell) -> Iterator[tuple[str, int | str | No
 
 
 def _fewer_tasks(table: ResultTable, cell: Cell) -> bool:
+    """Whether a number over all tasks lacks a task that another number in its column has."""
+    if cell.task != ALL or not cell.evaluations:
+        return False
     beside = [c for c in table.cells if (c.shift, c.column, c.quantity) == (cell.shift, cell.column, cell.quantity)]
     return set(cell.tasks) != {task for other in beside for task in other.tasks}
 

@@ -9,13 +9,18 @@ _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uf
 _MARKDOWN = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
 
 
+def printable(text: object) -> str:
+    """Without what neither XML nor UTF-8 can hold, such as the bytes of an undecodable file name."""
+    return _NO_XML.sub("\N{REPLACEMENT CHARACTER}", str(text))
+
+
 def clean(text: object) -> str:
-    """One line without what neither XML nor UTF-8 can hold, such as the bytes of an undecodable file name."""
-    return " ".join(_NO_XML.sub("\N{REPLACEMENT CHARACTER}", str(text)).split())
+    """The same on one line."""
+    return " ".join(printable(text).split())
 
 
-def in_html(text: object) -> str:
-    """For HTML and SVG, between tags or in a quoted attribute."""
+def in_xml(text: object) -> str:
+    """For SVG, between tags or in a quoted attribute."""
     return html.escape(clean(text))
 
 

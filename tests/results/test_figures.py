@@ -18,6 +18,8 @@ from sgqn.results import curves, paper
 from sgqn.results.figures import (
     COLORS,
     LEFT,
+    ON_DARK,
+    OTHERS,
     PLOT,
     RIGHT,
     TOP,
@@ -34,6 +36,7 @@ from sgqn.results.figures import (
     tick_text,
 )
 from sgqn.results.runs import Curve, Run, RunEvaluation
+from sgqn.results.tables import headline
 from tests.results.samples import config_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -168,8 +171,9 @@ def test_training_chart_has_a_line_for_each_way_of_training() -> None:
         run_of("sgqn", 0, {100: 10.0, 200: 30.0}),
         run_of("sgqn", 1, {100: 20.0, 200: 50.0}),
         run_of("sgqn", 0, {100: 1.0, 300: 2.0}, action_repeat=2),
-        run_of("sac", 0, {100: 5.0}),
+        run_of("sac", 0, {100: 5.0, 200: 6.0}),
         run_of("sac", 1, {}),
+        run_of("svea", 0, {100: 5.0}),  # a single point is no curve
     ]
     chart = curves.training_chart(runs)
     assert chart is not None
@@ -181,7 +185,7 @@ def test_training_chart_has_a_line_for_each_way_of_training() -> None:
     assert list(by_name["SAC"].low) == []
     assert chart.x_range == (0, 300)
     assert chart.marks == ()  # too few steps for the paper's scores to mean anything
-    assert curves.training_chart(runs[4:]) is None
+    assert curves.training_chart(runs[4:]) is None  # nothing, and a single point
 
 
 def test_many_points_are_averaged_in_equal_parts() -> None:
@@ -204,9 +208,50 @@ def test_the_evaluation_with_the_most_episodes_counts_at_each_step() -> None:
         ("train", 200, 5, "gl", 4.0),
         ("video_hard", 200, 5, "gl", 5.0),
     ]
-    train, hard = curves.shift_charts([run_of("sgqn", 0, {}, evaluations)])
-    assert (train.title, train.lines[0].x, train.lines[0].y) == ("train", [100, 200], [3.0, 4.0])
-    assert (hard.title, hard.lines[0].x, hard.lines[0].y) == ("video_hard", [200], [5.0])
+    (train,) = curves.shift_charts([run_of("sgqn", 0, {}, evaluations)])  # one point of video_hard is no curve
+    assert (train.title, train.lines[0].x, train.lines[0].y) == ("walker-walk, train", [100, 200], [3.0, 4.0])
+
+
+def test_neighbours_share_their_axes() -> None:
+    evaluations = [("train", 100, 1, "gl", 3.0), ("train", 200, 1, "gl", 47.0)]
+    runs = [run_of("sgqn", 0, {100: 10.0, 200: 30.0}), run_of("sac", 0, {100: 1.0, 400: -12.0}, evaluations)]
+    ((training, train),) = curves.learning_charts(runs)
+    assert [chart.title for chart in (training, train)] == ["walker-walk, while training", "walker-walk, train"]
+    assert training.x_range == train.x_range == (0, 400)
+    assert training.y_range == train.y_range
+    assert training.y_range is not None
+    assert training.y_range[0] <= -12 < 47 <= training.y_range[1]
+    known = run_of("svea", 0, {100: 900.0, 200: 950.0})
+    assert {chart.y_range for chart in curves.learning_charts([*runs, known])[0]} == {(0, 1000)}
+    assert curves.learning_charts([]) == []
+
+
+def test_scores_of_a_shift_are_one_chart() -> None:
+    def run(task: str, agent: str, shift: str, mean: float) -> Run:
+        evaluation = RunEvaluation(task, shift, 0, "gl", "none", (mean,), 1)
+        return Run(Path(f"{task}-{agent}-{shift}"), config_of(task, agent, 0), (evaluation,))
+
+    table = headline(
+        [
+            run("walker-walk", "sgqn", "video_hard", 700.0),
+            run("walker-walk", "sac", "video_hard", 100.0),
+            run("finger-spin", "sgqn", "video_hard", 800.0),
+            run("finger-spin", "sgqn", "color_hard", 800.0),
+        ]
+    )
+    assert table is not None
+    (chart,) = curves.score_charts(table)  # the paper has no scores of color_hard
+    assert (chart.title, chart.x_range) == ("video_hard", (0, 1000))
+    rows = [(row.group, row.name, row.ours and row.ours.mean, row.paper and row.paper.mean) for row in chart.rows]
+    assert rows == [("walker-walk", "SAC", 100, 122), ("", "SGQN", 700, 739), ("finger-spin", "SGQN", 800, 822)]
+
+
+def test_every_colour_has_one_for_dark_pages() -> None:
+    chart = Chart("t", "x", "y", tuple(Line(agent, color_of(agent), [0, 1], [0, 1]) for agent in paper.TITLES))
+    dots = DotChart("t", "x", (DotRow("a", color_of("a"), Dot(1, 1), Dot(2, 1)),))
+    used = {c for one in (chart, dots) for c in re.findall(r'(?:fill|stroke)="(#\w+)"', draw(one, legend=True))}
+    assert used | set(COLORS.values()) | set(OTHERS) <= set(ON_DARK)
+    assert len(set(ON_DARK.values())) == len(ON_DARK)
 
 
 def test_profiles_by_hand() -> None:

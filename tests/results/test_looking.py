@@ -89,7 +89,7 @@ def test_bad_input_is_one_line_and_records_nothing(
     run = write_tiny(tmp_path / "run", tiny_config("sac"), with_checkpoint=False)
     assert "no checkpoint" in says(str(run))
     monkeypatch.setitem(sys.modules, "captum", None)
-    assert "needs Captum" in says(str(brief), "--method", "gradient", "grad_cam")
+    assert "needs Captum" in says(str(brief), "--method", "gradient", "occlusion")
 
 
 def test_a_report_measures_what_is_missing_once(brief: Path, tmp_path: Path) -> None:
@@ -162,8 +162,9 @@ def test_table_by_hand() -> None:
 def test_ways_of_attribution_are_told_apart() -> None:
     table = looking.saliency_table([run_with("sgqn", 0, look(iou=0.1), look(rho=0.9, iou=0.2))])
     assert table is not None
-    assert [row.labels[3] for row in table.rows] == ["guided_backprop, ρ 0.95", "guided_backprop, ρ 0.9"]
-    assert "Attribution by" not in table.caption
+    assert [row.labels[3:] for row in table.rows] == [("ρ 0.95",), ("ρ 0.9",)]
+    assert "Attribution by guided_backprop." in table.caption
+    assert "Runs × episodes: 1 × 2." in table.caption
 
 
 def test_curves_run_from_the_whole_picture_or_from_nothing() -> None:

@@ -94,7 +94,11 @@ def test_a_wrong_evaluation_is_left_out_and_told(tmp_path: Path, wrong: dict[str
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b'{"task": ', b"[]", b"3", b"{}", b"\xff\xfe\x00", b'{"settings": 3}'],
+    [
+        *(b"", b'{"task": ', b"[]", b"[1, 2]", b"3", b"{}", b'{"settings": 3}'),
+        *(b"\xff\xfe\x00", "{}".encode("utf-16"), "{}".encode("utf-32"), b"[" * 100_000, b'{"a":' * 100_000),
+    ],
+    ids=lambda content: repr(content[:8]),
 )
 def test_a_damaged_configuration_is_one_line(tmp_path: Path, content: bytes):
     bad = tmp_path / "bad"
@@ -141,11 +145,11 @@ def test_paths_without_runs(tmp_path: Path):
 
 def test_a_damaged_log_leaves_the_run(tmp_path: Path):
     folder = write_run(tmp_path, config_of("walker-walk", "sac", 0), [line("walker-walk", "train", [5.0])])
-    (folder / "metrics.jsonl").write_bytes(b"\xff\xff\n")
+    (folder / "metrics.jsonl").write_bytes(b'\xff\xff\n{"step": 7, "seconds": 1}\n' + b"[" * 100_000)
     (run,), (warning,) = find_runs(tmp_path)
-    assert run.steps == 0
+    assert run.steps == 7
     assert len(run.evaluations) == 1
-    assert warning.startswith(f"{folder / 'metrics.jsonl'} is damaged")
+    assert warning.startswith(f"{folder / 'metrics.jsonl'}: 2 lines passed over")
 
 
 def test_machine_and_versions_come_from_beside_the_configuration(tmp_path: Path):

@@ -314,7 +314,7 @@ def test_footnotes_say_what_is_not_the_papers():
     assert notes("sgqn") == {
         "Fewer steps than the paper's 500,000: 600.",
         "Generated backgrounds or colours: not the benchmark.",
-        "Pictures by another renderer than gl, the benchmark's own: warp.",
+        "Images by another renderer than gl, the benchmark's own: warp.",
         seeds,
     }
     assert notes("svea") == {seeds, "Not all of the benchmark's clips: 3 of 100 clips."}
@@ -331,7 +331,7 @@ def test_notes_of_all_numbers_are_said_once():
     common = [table.footnotes[number - 1] for number in table.common_notes]
     assert common == [
         "Fewer seeds than the paper's 5.",
-        "Pictures by another renderer than gl, the benchmark's own: warp.",
+        "Images by another renderer than gl, the benchmark's own: warp.",
     ]
     markdown = to_markdown(table)
     assert markdown.count("(All numbers of ours.)") == 2
@@ -407,6 +407,28 @@ def test_interquartile_mean_and_gap_by_hand():
     assert absolute.ours.mean == 130  # the mean of (20 + 80) / 2 and (20 + 400) / 2
     assert relative.ours.mean == pytest.approx(100 * 130 / 400)  # of the mean of 150 and 650
     assert all(cell.ours is None for row in gaps.rows if row.labels == ("SVEA",) for cell in row.cells)
+
+
+def test_best_numbers_are_found_among_what_can_be_compared():
+    def best_of(name: str, runs: list[Run]) -> list[tuple[str, str, str]]:
+        table = headline(runs) if name == "headline" else table_of(runs, name)
+        assert table is not None
+        cells = [table.rows[i].cells[j] for i, j in sorted(table.best)]
+        return [(cell.task, cell.shift, cell.agent) for cell in cells]
+
+    runs = [
+        run_with("walker-walk", "sgqn", 0, {"train": 900, "video_hard": 700.4}),
+        run_with("walker-walk", "svea", 0, {"train": 950, "video_hard": 699.6}),
+        run_with("walker-walk", "sac", 0, {"train": 100, "video_hard": 50}),
+        run_with("finger-spin", "sgqn", 0, {"train": 300}),  # alone
+    ]
+    hard = [("walker-walk", "video_hard", agent) for agent in ("svea", "sgqn")]  # both print 700
+    assert sorted(best_of("headline", runs)) == sorted([("walker-walk", "train", "svea"), *hard])
+    assert sorted(best_of("video", runs)) == sorted(hard)
+    assert ("all", "train", "svea") in best_of("improvement", runs)
+    assert best_of("interquartile_mean", runs) == [("all", "video_hard", agent) for agent in ("svea", "sgqn")]
+    assert best_of("gap", runs) == [("all", "video_hard", "sac"), ("all", "video_hard", "sgqn")]  # 50 less, 22 % less
+    assert best_of("headline", runs[:1]) == []
 
 
 def improvement_of(table: ResultTable, shift: str, agent: str, column: str) -> Cell:

@@ -1,12 +1,13 @@
 """The benchmark's protocol: deterministic actions, whole episodes, the same ones for everyone with the same seed.
 
 `evaluate` plays them with an agent, or any other policy; `record` does so with the agent of a run and keeps the results
-in the run's folder.
+in the run's folder, as `sgqn.policies.record` does for other policies.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 import reprlib
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -37,8 +39,9 @@ MAX_ENVS = 16
 CHUNK = 4
 """Observations in one forward pass on a CPU."""
 
-Act = Callable[[Any], Any]
-Actions = Callable[[Tensor], Tensor]
+Act = Callable[..., Any]
+Actions = Callable[[Tensor, np.ndarray], Tensor]
+"""Actions for observations, and for which of them an episode starts, bool (B,)."""
 
 
 class Policy(Protocol):
@@ -49,7 +52,10 @@ class Policy(Protocol):
 
         `obs` is a numpy array, or a tensor where `evaluate` was given a device, and is the policy's to keep or change.
         The actions may be an array, a tensor or lists; they are played as they are, so whether they are deterministic,
-        as the benchmark has them, is up to the policy. It is asked once a step, and not told when an episode begins.
+        as the benchmark has them, is up to the policy. Discrete actions are integers (B,).
+
+        It is asked once a step. A policy with memory has a parameter `episode_start` too, which is given a boolean
+        array like `obs`, (B,): the rows in which a new episode starts.
         """
 
 
@@ -128,9 +134,9 @@ def evaluate(
     frames as it was trained on them. Another policy has the task's action repeat and number of frames, of
     84 x 84 pixels, unless others are given: as tensors on `device`, or without one as numpy arrays.
     """
-    act = _act_of(agent)
+    act = act_of(agent)
     _check(episodes, seed)
-    seen = _seen_by(agent, task, image_size, frame_stack, device)
+    seen = seen_by(agent, task, image_size, frame_stack, device)
     if isinstance(agent, Agent) and action_repeat is None and agent.task == task:
         action_repeat = agent.action_repeat
     total = episodes * find_task(task, action_repeat).episode_steps
@@ -184,14 +190,27 @@ def record(
     """
     _check(episodes, seed)
     agent, config, step, home, precision = loading.load(path, device)
-    shifts = find_task(config.task).test_shifts if shifts is None else shifts
-    if not shifts:
-        raise InvalidValueError("name at least one shift")
-    for shift in shifts:
-        check_shift(config.task, shift)
-    check_renderer(config.task, renderer)
+    shifts = check_plan(config.task, shifts, episodes, seed, renderer)
     if home is not None:
-        _check_writable(home / run_folder.EVALUATIONS)
+        check_writable(home / run_folder.EVALUATIONS)
+    keep = None if home is None else partial(run_folder.append_line, home / run_folder.EVALUATIONS)
+    return play_shifts(agent, config.task, shifts, episodes, seed, renderer, step, precision, keep, on_step)
+
+
+def play_shifts(
+    agent: Policy | Act,
+    task: str,
+    shifts: Sequence[str],
+    episodes: int,
+    seed: int,
+    renderer: str,
+    step: int | None,
+    precision: str,
+    keep: Callable[[dict[str, Any]], None] | None,
+    on_step: Callable[[str, int, int], None] | None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Evaluate in each shift; the results as lines of a log, each given to `keep` as soon as it is there."""
     lines = []
     for shift in dict.fromkeys(shifts):
 
@@ -200,16 +219,17 @@ def record(
                 on_step(shift, done, total)
 
         start = time.monotonic()
-        result = evaluate(agent, config.task, shift, episodes, seed, renderer, on_step=say)
+        result = evaluate(agent, task, shift, episodes, seed, renderer, on_step=say, **options)
         seconds = round(time.monotonic() - start, 1)
         made_with = {"weights": precision, "seconds": seconds, "versions": versions()}
         lines.append({"step": step, **result.to_dict(), **made_with})
-        if home is not None:
-            run_folder.append_line(home / run_folder.EVALUATIONS, lines[-1])
+        if keep is not None:
+            keep(lines[-1])
     return lines
 
 
-def _act_of(agent: Any) -> Act:
+def act_of(agent: Any) -> Act:
+    """What is called with observations: the policy's `act`, or the policy itself."""
     for act in (getattr(agent, "act", None), agent):
         if callable(act) and not isinstance(agent, type):
             return act
@@ -220,9 +240,10 @@ def _act_of(agent: Any) -> Act:
     )
 
 
-def _seen_by(
+def seen_by(
     agent: Any, task: str, image_size: int | None, frame_stack: int | None, device: str | torch.device | None
 ) -> dict[str, Any]:
+    """What the observations of a policy are like, as arguments of `make_vec`."""
     size, frames, place = 84, find_task(task).defaults.frame_stack, "cpu" if device is None else device
     if isinstance(agent, Agent):
         size, frames, place = agent.spec.render_size, agent.spec.channels // 3, agent.device
@@ -249,15 +270,27 @@ def _actions(size: int, discrete: bool) -> str:
     return f"one of {size} discrete actions" if discrete else f"actions of {size} numbers"
 
 
+def check_plan(task: str, shifts: Sequence[str] | None, episodes: int, seed: int, renderer: str) -> Sequence[str]:
+    """Refuse what cannot be evaluated; returns the shifts, by default those that the task is tested in."""
+    _check(episodes, seed)
+    shifts = find_task(task).test_shifts if shifts is None else shifts
+    if not shifts:
+        raise InvalidValueError("name at least one shift")
+    for shift in shifts:
+        check_shift(task, shift)
+    check_renderer(task, renderer)
+    return shifts
+
+
 def _check(episodes: int, seed: int) -> None:
     if episodes < 1:
         raise InvalidValueError(f"episodes must be at least 1, not {episodes!r}")
     check_seed(seed)
 
 
-def _check_writable(log: Path) -> None:
+def check_writable(log: Path) -> None:
     """Find out before minutes of work, not after them, that a result could not be kept."""
-    target = log if log.exists() else log.parent
+    target = next(path for path in (log, *log.absolute().parents) if path.exists())
     if log.is_dir() or not os.access(target, os.W_OK):
         raise DataError(f"{log} cannot be written to: results of this run could not be kept")
 
@@ -275,22 +308,25 @@ def _policy_of(agent: Agent) -> Iterator[Actions]:
     another. So every pass has CHUNK observations and one thread, and as many passes as there are cores run at once.
     """
     if agent.device.type != "cpu":
-        yield agent.act
+        yield lambda obs, _: agent.act(obs)
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(num_cores(), "sgqn-policy") as pool:
-            yield lambda obs: torch.cat(list(pool.map(agent.act, _chunks(obs))))[: len(obs)]
+            yield lambda obs, _: torch.cat(list(pool.map(agent.act, _chunks(obs))))[: len(obs)]
     finally:
         torch.set_num_threads(threads)
 
 
 def _asking(act: Act, space: spaces.Space[Any], as_numpy: bool) -> Actions:
     """The actions of a policy about which nothing is known: one call for the whole batch, which is a copy."""
+    told = _takes_episode_start(act)
 
-    def policy(obs: Tensor) -> Tensor:
-        given = act(obs.clone().numpy(force=True) if as_numpy else obs.clone())
+    def policy(obs: Tensor, starts: np.ndarray) -> Tensor:
+        seen = obs.clone().numpy(force=True) if as_numpy else obs.clone()
+        begun = starts.copy() if as_numpy else torch.as_tensor(starts.copy(), device=obs.device)
+        given = act(seen, episode_start=begun) if told else act(seen)
         try:
             action = check_action(given, space)
         except (TypeError, ValueError) as error:
@@ -299,6 +335,14 @@ def _asking(act: Act, space: spaces.Space[Any], as_numpy: bool) -> Actions:
         return torch.as_tensor(action, device=obs.device)
 
     return policy
+
+
+def _takes_episode_start(act: Act) -> bool:
+    """Whether a policy has memory, and so a parameter `episode_start`."""
+    try:
+        return "episode_start" in inspect.signature(act).parameters
+    except (TypeError, ValueError):  # a function that was not written in Python
+        return False
 
 
 def _chunks(obs: Tensor) -> Sequence[Tensor]:
@@ -322,10 +366,11 @@ def _play(
     successes: np.ndarray | None = None
     playing = np.arange(envs.num_envs)
     steps = np.zeros(envs.num_envs, dtype=int)
+    over = np.ones(envs.num_envs, dtype=bool)
     obs, info = envs.reset()
     finished = 0
     while finished < episodes:
-        action = policy(obs)
+        action = policy(obs, over)
         running = playing < episodes
         if watch is not None:
             _show(watch, steps, playing, running, obs, action, info["mask"])
@@ -333,9 +378,10 @@ def _play(
         returns[playing[running]] += reward[running]
         steps[running] += 1
         over = terminated | truncated
-        if "final_info" in info:
+        solved = info.get("final_info", {}).get("success")
+        if solved is not None:
             successes = np.zeros(episodes, dtype=bool) if successes is None else successes
-            successes[playing[over]] = info["final_info"]["success"][over]
+            successes[playing[over]] = solved[over]
         playing[over] += envs.num_envs
         steps[over] = 0
         finished += int(over.sum())

@@ -101,7 +101,7 @@ def test_actions_depend_on_nothing_but_the_observation(agent: Agent, monkeypatch
         monkeypatch.setattr(evaluation, "num_cores", lambda cores=cores: cores)
         torch.set_num_threads(threads)
         with evaluation._policy_of(agent) as policy:
-            seen.append(torch.cat([policy(part) for part in obs.split(parts)]))
+            seen.append(torch.cat([policy(part, np.zeros(len(part), dtype=bool)) for part in obs.split(parts)]))
         assert torch.get_num_threads() == threads
     torch.set_num_threads(before)
     assert torch.equal(seen[0], seen[1])
@@ -322,6 +322,34 @@ def test_the_examples_of_the_page_run(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert [line.split()[0] for line in lines] == ["train", "color_hard", "video_easy", "video_hard"]
     assert all(re.search(r" \d+ ± \d+ +2 episodes, warp, (none|generated)$", line) for line in lines)
     assert (names["scores"].episodes, names["scores"].shift) == (2, "video_hard")
+
+
+class Memory:
+    """A policy whose actions depend on how many steps of the episode it has seen, not on the observation."""
+
+    def __init__(self) -> None:
+        self.seen = np.zeros(0, dtype=int)
+        self.starts: list[list[bool]] = []
+
+    def act(self, obs: Any, episode_start: Any) -> Any:
+        assert type(episode_start) is type(obs)
+        starts = np.asarray(episode_start)
+        self.starts.append(starts.tolist())
+        self.seen = np.where(starts, 0, self.seen if len(self.seen) else 0) + 1
+        return (self.seen / 4 - 0.5)[:, None]
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_policies_with_memory_are_told_when_an_episode_starts(device: str | None) -> None:
+    options = {**LOCAL, "image_size": 24, "device": device, "action_repeat": 250}
+    one, two = Memory(), Memory()
+    alone = evaluate(one, TASK, episodes=3, seed=3, num_envs=1, **options)
+    assert one.starts == 3 * [[True], [False], [False], [False]]
+    together = evaluate(two.act, TASK, episodes=3, seed=3, num_envs=2, **options)  # a bound method is a function too
+    assert [starts[0] for starts in two.starts] == 2 * [True, False, False, False]
+    assert together.returns == alone.returns
+    forgetful = evaluate(lambda obs: np.full((len(obs), 1), -0.25), TASK, episodes=3, seed=3, **options)
+    assert forgetful.returns != alone.returns
 
 
 # ---------------------------------------------------------------- environments that stop

@@ -1,4 +1,4 @@
-"""What a training run says: a progress bar, metrics.jsonl and evaluations.jsonl, TensorBoard."""
+"""Output of a training run: progress bar, metrics.jsonl, evaluations.jsonl, TensorBoard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sgqn.inspect.look import look_at, newest, predict
 
 
 class Logs:
-    """Everything about a run that is meant for a reader."""
+    """The logs of a run."""
 
     def __init__(self, folder: Path, config: TrainConfig, progress: bool):
         self._folder, self._config = folder, config
@@ -61,11 +61,11 @@ class Logs:
             yield
 
     def episodes(self, returns: Any, successes: Any = ()) -> None:
-        """Add the returns of episodes that have ended, and whether their task was solved where that can be said."""
+        """Add the returns of finished episodes and, if the task can be solved, whether it was."""
         self._returns += [float(value) for value in returns]
         self._successes += [bool(value) for value in successes]
 
-    def write(self, step: int, updates: int, means: dict[str, float]) -> None:
+    def write(self, step: int, updates: int, means: dict[str, float]) -> dict[str, float]:
         """Write a line: the means of the updates' metrics since the last one, and the episodes that have ended."""
         values = dict(means)
         if self._returns:
@@ -86,9 +86,12 @@ class Logs:
         shown = "" if self._last_return is None else f"return {self._last_return:.0f}"
         loss = f", critic loss {values['loss/critic']:.3g}" if "loss/critic" in values else ""
         self._progress.update(self._task, completed=step, rate=f"{rate:,.0f} steps/s", note=shown + loss)
+        return line
 
-    def evaluation(self, step: int, result: Evaluation) -> None:
-        run_folder.append_line(self._folder / run_folder.EVALUATIONS, {"step": step, **result.to_dict()})
+    def evaluation(self, step: int, result: Evaluation) -> dict[str, Any]:
+        """Write a line about an evaluation."""
+        line = {"step": step, **result.to_dict()}
+        run_folder.append_line(self._folder / run_folder.EVALUATIONS, line)
         self._board.add_scalar(f"evaluation/{result.shift}", result.mean, step)
         solved = ""
         if result.success_rate is not None:
@@ -98,6 +101,7 @@ class Logs:
             f"step {step:,}: {result.shift} return {result.mean:.1f} ± {result.std:.1f}{solved} "
             f"({result.episodes} episodes)"
         )
+        return line
 
     def images(self, step: int, agent: Agent, obs: Tensor) -> None:
         """Rows of observations, masked observations and predicted masks, as a TensorBoard image.
@@ -119,7 +123,7 @@ class Logs:
         self._progress.update(self._task, note=text)
 
     def say(self, text: str) -> None:
-        """A line of its own, where progress is shown."""
+        """Print a line next to the progress bar."""
         if not self._progress.disable:
             self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 

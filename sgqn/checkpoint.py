@@ -23,7 +23,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,11 +69,13 @@ def save(
     state: Mapping[str, Any],
     metadata: Mapping[str, Any] | None = None,
     keep: int | None = None,
+    replaces: Iterable[Path] = (),
 ) -> Path:
     """Write the checkpoint of `step` into the folder `run`, all or nothing; returns its folder.
 
     `state` and `metadata` nest dicts, lists and tuples of tensors, numpy arrays, numbers, strings, bools and None.
-    With `keep`, only this checkpoint and the `keep - 1` before it stay; later steps (of a run that went back) do too.
+    With `keep`, only this checkpoint and the `keep - 1` before it stay; later steps do too, unless `replaces` names
+    them: the checkpoints that a run which went back to an earlier one makes again. They go once this one is written.
     """
     if keep is not None and keep < 1:
         raise InvalidValueError(f"checkpoint: keep must be at least 1, got {keep!r}")
@@ -84,6 +86,9 @@ def save(
         with _lock(target.parent):
             _tidy(target.parent)
             _write(target, files)
+            for path in replaces:
+                if step_of(path) != step:
+                    _discard(path)
             if keep is not None:
                 _prune(Path(run), step, keep)
     except OSError as error:
@@ -305,8 +310,19 @@ def list_checkpoints(run: str | Path) -> list[Path]:
 
 
 def newest_good(run: str | Path) -> Path | None:
-    """The newest checkpoint of a run that passes every check of `load`, or None."""
+    """The newest checkpoint of a run that passes every check of `load` and has finite weights, or None."""
     return _newest_good(list_checkpoints(run))
+
+
+def not_finite(weights: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds NaN or infinity, None if there is none."""
+    return next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
+
+
+def run_of(path: str | Path) -> Path | None:
+    """The folder of the run that a checkpoint folder, which need not be complete, belongs to; None for other paths."""
+    path = Path(os.path.abspath(path))
+    return path.parent.parent if path.parent.name == FOLDER and _STEP.fullmatch(path.name) else None
 
 
 def find(path: str | Path) -> Path:
@@ -336,18 +352,17 @@ def _is_complete(path: Path) -> bool:
 def _newest_good(checkpoints: list[Path]) -> Path | None:
     for path in reversed(checkpoints):
         with suppress(DataError):
-            _read(path, torch.device("cpu"))
-            return path
+            if not_finite(_read(path, torch.device("cpu")).weights) is None:
+                return path
     return None
 
 
 def _hint(checkpoint: Path) -> str:
     """What to say after the failure of a checkpoint: which older one of the same run is good."""
-    folder = Path(os.path.abspath(checkpoint))
-    if folder.parent.name != FOLDER or not _STEP.fullmatch(folder.name):
+    run = run_of(checkpoint)
+    if run is None:
         return ""
-    step = step_of(folder)
-    older = _newest_good([path for path in list_checkpoints(folder.parent.parent) if step_of(path) < step])
+    older = _newest_good([path for path in list_checkpoints(run) if step_of(path) < step_of(checkpoint)])
     return f"; use {older} instead" if older else ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class SgqnError(Exception):
-    """Base of every error this package raises on purpose; its message is one clear line."""
+    """Base of all errors that this package raises on purpose; the message is one line."""
 
 
 class UnknownNameError(SgqnError, ValueError):
@@ -25,15 +25,19 @@ class InvalidValueError(SgqnError, ValueError):
 
 
 class DataError(SgqnError):
-    """A data directory, clip or picture that is missing, truncated or not what it claims to be."""
+    """A data directory, clip or image that is missing, truncated or invalid."""
 
 
 class WorkerError(SgqnError, RuntimeError):
-    """An environment worker raised, died or stopped answering."""
+    """An environment worker raised an error, died or stopped responding."""
+
+
+class BusyError(SgqnError):
+    """Another process is writing into the same folder."""
 
 
 class Interrupted(SgqnError):
-    """A signal asked for a stop; the work was saved. `code` is what the process should exit with."""
+    """A signal asked for a stop; the work was saved. `code` is the exit code."""
 
     def __init__(self, message: str, code: int):
         super().__init__(message)

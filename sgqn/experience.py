@@ -1,9 +1,9 @@
-"""What an agent learns from, and when: between collecting transitions and updating.
+"""Experience: stores collected transitions and decides when updates are due.
 
-The trainer collects; an `Experience` keeps what was collected, says how many updates are due, and samples what they
-learn from. `OffPolicy` is a replay buffer with one update per agent step. An on-policy learner brings another one
-(`register_agent(..., experience=...)`), which is filled by the current policy, asks for its updates when it is full
-and then starts again.
+The trainer collects transitions; an `Experience` stores them, says how many updates are due, and samples batches.
+`OffPolicy` is a replay buffer with one update per agent step. An on-policy learner brings another one
+(`register_agent(..., experience=...)`), which is filled by the current policy, asks for its updates when it is full and
+then starts again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Experience(Protocol):
-    """What the trainer asks of an agent's experience."""
+    """The interface of experience for the trainer."""
 
     updates: int
     """Updates made so far."""
@@ -34,7 +34,7 @@ class Experience(Protocol):
     """By name, the sources of random numbers that are part of a checkpoint."""
 
     def start(self, obs: Tensor) -> None:
-        """All environments begin an episode at `obs`."""
+        """All environments start an episode at `obs`."""
 
     def add(
         self, actions: Tensor, rewards: np.ndarray, next_obs: Any, terminated: np.ndarray, truncated: np.ndarray,
@@ -49,28 +49,28 @@ class Experience(Protocol):
         """How many updates are due at this step."""
 
     def sample(self, phase: Phase) -> Batch:
-        """What the next update learns from; tensors only."""
+        """The batch of the next update; tensors only."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def save(self, folder: Path, tag: str) -> None:
-        """Write what a checkpoint called `tag` needs beside `state_dict`."""
+        """Write what a checkpoint called `tag` needs in addition to `state_dict`."""
 
     def prune(self, folder: Path, tags: list[str]) -> None:
-        """Delete what no checkpoint of these names needs."""
+        """Delete files that none of these checkpoints needs."""
 
     def load(self, folder: Path, tag: str, state: dict[str, Any], step: int, obs: Tensor) -> None:
         """Continue from a checkpoint; `obs` are the current observations."""
 
 
 class OffPolicy:
-    """A replay buffer and one update per agent step, once random steps have filled it a little."""
+    """A replay buffer and one update per agent step, after some random steps."""
 
     overlaps = True
 
     def __init__(self, config: TrainConfig, agent: Agent, device: torch.device):
         self.config, self.agent, self.device = config, agent, device
-        self.replay: Replay  # made by `start` or `load`: there may be no memory for two
+        self.replay: Replay  # created by `start` or `load`, because there may not be memory for two
         self.generators = {"sampler": torch.Generator(device).manual_seed(config.seed + 1)}
         self.updates = 0
         self.learn_from = config.warmup_steps
@@ -127,13 +127,14 @@ class OffPolicy:
 
     def load(self, folder: Path, tag: str, state: dict[str, Any], step: int, obs: Tensor) -> None:
         self.updates, self.learn_from, self.forgiven = (state[k] for k in ("updates", "learn_from", "forgiven"))
-        if state["replay"]:
+        if state["replay"] and folder.exists():
             self.replay = Replay.load(folder, tag, self.device, self._capacity)  # the capacity may have grown
             return
         self.learn_from = step + self.config.warmup_steps
         self.forgiven = step - self.updates
         logger.warning(
-            "the replay was not saved: it is filled again, and learning continues at step %d", self.learn_from
+            "the replay was not saved or has been removed: it is filled again, and learning continues at step %d",
+            self.learn_from,
         )
         self.start(obs)
 

@@ -1,16 +1,16 @@
-"""Files that are never half-written."""
+"""Atomic writes of files and folders."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write beside, flush to the disk, rename: a reader, or a kill at any moment, finds the old file or the new one."""
+    """Write a temporary file, flush, rename: after a kill at any time, the old or the new file is there, complete."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -28,6 +28,11 @@ def written_atomically(target: Path) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def other_files(folder: Path, own: Container[str]) -> list[str]:
+    """The names in a folder, which need not exist, that are not `own`: what replacing the folder would delete."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in own) if folder.is_dir() else []
 
 
 def write_folder(target: Path, files: Mapping[str, bytes | str]) -> None:

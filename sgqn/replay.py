@@ -6,13 +6,13 @@ Two rings, both filled in the order of time:
 - transitions: action, reward, discount and the `stack + 1` frame slots that make obs (the first `stack`) and
   next obs (the last `stack`). N environments step in lockstep, so one `add` writes one row of N transitions.
 
-Storing the slots (8 bytes each beside the 21,168 of a frame) makes sampling exact at episode borders and at
-the write head without any search: every stored transition is valid, they lie in one contiguous window of the
-ring, and a uniform draw is `(start + random % size) % capacity`. `start` and `size` live on the device, so a
-captured CUDA graph that samples stays right while the replay grows and wraps.
+Storing the slots (8 bytes each, compared with 21,168 for a frame) makes sampling exact at episode boundaries and at the
+write head without any search: every stored transition is valid, they lie in one contiguous window of the ring, and a
+uniform draw is `(start + random % size) % capacity`. `start` and `size` live on the device, so a captured CUDA graph
+that samples stays right while the replay grows and wraps.
 
-Returns of n steps need nothing more in memory. The next transition of the same environment lies `num_envs` places
-further, and it belongs to the same episode if and only if its obs ends with the frame that next obs ends with.
+n-step returns need no additional memory. The next transition of the same environment is `num_envs` places further, and
+it belongs to the same episode if and only if its obs ends with the frame that next obs ends with.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _WORKERS = min(4, os.cpu_count() or 1)  # zlib, hashing and files release the in
 class Batch(NamedTuple):
     """Transitions on the replay's device. `discount` is gamma, or 0 where the episode terminated.
 
-    With returns of n steps, a transition spans k <= n of them: `reward` is sum_i gamma^i r_i, `discount` gamma^k or 0,
+    With n-step returns, a transition spans k <= n steps: `reward` is sum_i gamma^i r_i, `discount` gamma^k or 0,
     `next_obs` the observation after the k-th. k < n where the episode ends earlier, or has not been played further yet.
     """
 
@@ -153,9 +153,8 @@ class Replay:
     # -- filling ---------------------------------------------------------------------------------------------
 
     def start(self, obs: Tensor | np.ndarray) -> None:
-        """All environments begin an episode at `obs` (N, stack * C, H, W): `stack` copies of the first frame.
-
-        Episodes that were under way simply stop; no transition joins them to the new ones.
+        """All environments start an episode at `obs` (N, stack * C, H, W): `stack` copies of the first frame.
+        Unfinished episodes end without a transition to the new ones.
         """
         self._newest[:] = self._write_frames(self._newest_frames(obs, "obs"))[:, None]
         self._running = True
@@ -253,7 +252,7 @@ class Replay:
             self._frames[: len(frames) - fit].copy_(frames[fit:], non_blocking=True)
 
     def _move_window(self) -> None:
-        """Drop the rows that were overwritten or whose frames were; tell the device."""
+        """Drop rows that were overwritten, or whose frames were, also on the device."""
         oldest_frame = self._frame_count - self._max_frames
         first = max(self._first_row, self._row_count - self._max_rows)
         while first < self._row_count and self._row_oldest[first % self._max_rows] < oldest_frame:
@@ -332,7 +331,7 @@ class Replay:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """All that sampling and filling go on from: tensors on the host (the filled part), plain values."""
+        """The state for sampling and filling: tensors on the host (the filled part), plain values."""
         counters = self._counters()
         return {
             "config": self.config(),
@@ -342,7 +341,7 @@ class Replay:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken: the same samples from the same generator."""
+        """Restore `state_dict`: the same generator then gives the same samples."""
         if {"n_steps": 1, **state["config"]} != self.config():  # older states have no n_steps
             raise InvalidValueError(f"replay: state of {state['config']} does not fit {self.config()}")
         self._put_frames(state["first_frame"], state["frames"])
@@ -429,7 +428,7 @@ class Replay:
             frames = [chunk for chunk in self._saved.frames if chunk.end > counters["first_frame"]]
             rows = [chunk for chunk in self._saved.rows if chunk.end > self._first_row]
             if not all(chunk.lies_in(folder) for chunk in frames + rows):
-                frames, rows = [], []  # somebody cleaned up: begin anew
+                frames, rows = [], []  # the files were deleted: start over
 
         def write_frames(first: int) -> _Chunk:
             end = min(first + length, self._frame_count)
@@ -503,8 +502,20 @@ class Replay:
             raise DataError(f"{folder / chunk.file}: {error}") from error
 
 
+def is_whole(folder: str | Path, tag: str) -> bool:
+    """Whether all files of a tag are there and undamaged."""
+    folder = Path(folder)
+    try:
+        body = _read_manifest(_manifest_path(folder, tag))
+        for chunk in (*body["frames"], *body["rows"]):
+            _Chunk(**chunk).read(folder)
+    except (DataError, KeyError, TypeError, ValueError):
+        return False
+    return True
+
+
 def prune(folder: str | Path, keep: Iterable[str] | None = None) -> None:
-    """Forget the tags of `folder` that are not in `keep` (None: keep all); delete the chunks nobody names."""
+    """Remove the tags of `folder` that are not in `keep` (None: keep all), and chunks without a tag."""
     folder = Path(folder)
     if keep is not None:
         kept = {_manifest_path(folder, tag) for tag in keep}
@@ -568,7 +579,7 @@ class _Chunk(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """What the last save or load left in a folder."""
+    """The state of a folder after the last save or load."""
 
     folder: Path
     frames: list[_Chunk]

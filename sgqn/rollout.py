@@ -1,7 +1,7 @@
-"""Experience of an on-policy learner: steps of all environments by the current policy, learned from and dropped.
+"""Experience of an on-policy learner: rollouts of the current policy, discarded after learning from them.
 
 A rollout has `rollout_steps` steps of every environment. When it is full, advantages are estimated with the weights
-that collected it, `epochs` passes over it are made in batches, and the next one begins.
+that collected it, it is used for `epochs` epochs in batches, and the next rollout starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RolloutBatch(NamedTuple):
 
 
 class ActorCritic(Protocol):
-    """What a rollout asks of its learner; without gradients."""
+    """The interface of a rollout's learner; without gradients."""
 
     def judge(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """log pi(a | s) and V(s), each (B,)."""
@@ -98,7 +98,7 @@ class Rollouts:
         data["goes_on"][step] = torch.as_tensor(~over, dtype=torch.float32)
         data["bonus"][step] = 0.0
         cut = np.flatnonzero(truncated & ~terminated).tolist()
-        if cut:  # what would have come after the time limit counts
+        if cut:  # bootstrap at the time limit
             data["bonus"][step, cut] = self.discount * self._values(next_obs[cut])
         self._obs = (next_obs if reset_obs is None else reset_obs).clone()
         self._filled += 1
@@ -156,7 +156,7 @@ class Rollouts:
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _finish(self) -> None:
-        """Estimate the advantages, and ask for the updates. The weights are still those that acted."""
+        """Estimate the advantages and schedule the updates. The weights are still those that acted."""
         data, shape = self._data, (self.steps, self.envs)
         assert self._obs is not None
         log_prob, values = self._judge(data["obs"].flatten(0, 1), data["action"].flatten(0, 1))

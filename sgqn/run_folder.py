@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import logging
+import os
 import re
-from collections.abc import Iterator
+import socket
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sgqn import plugins
 from sgqn.agents import AGENTS, Spec
+from sgqn.agents.settings import check_type
 from sgqn.config import TrainConfig, versions
-from sgqn.errors import DataError, SgqnError
+from sgqn.envs.families import find_task
+from sgqn.errors import BusyError, DataError, SgqnError
 from sgqn.files import write_atomically
+
+logger = logging.getLogger(__name__)
 
 CONFIG, METRICS, EVALUATIONS, REPLAY = "config.json", "metrics.jsonl", "evaluations.jsonl", "replay"
 SALIENCY = "saliency.jsonl"
+POLICY = "policy.json"
+"""In place of a configuration, in the folder of a policy that was not trained here."""
+LOCK = ".lock"
+ABOUT_THE_MACHINE = ("versions", "machine")
+"""What config.json has beside the configuration."""
 
 
-def folder_of(config: TrainConfig, out: Path) -> Path:
+@dataclass(frozen=True)
+class PolicyRecord:
+    """What is known of a policy that was evaluated but not trained here: no steps, settings or training returns."""
+
+    name: str
+    task: str
+    seed: int
+    """Which of several policies of the same name, such as the seed that it was trained with."""
+    action_repeat: int
+    image_size: int
+    frame_stack: int
+    source: str = ""
+    """Where the policy was found, such as package.module:act."""
+
+    @property
+    def agent(self) -> str:
+        return self.name
+
+
+def folder_of(config: TrainConfig | PolicyRecord, out: Path) -> Path:
     """Where a run lies. Other characters of a task than letters, digits, '.', '_' and '-' become one '-'."""
     return out / re.sub(r"[^\w.-]+", "-", config.task) / config.agent / str(config.seed)
 
@@ -31,13 +67,95 @@ def write_config(run: Path, config: TrainConfig, machine: dict[str, str] | None 
 def read_config(run: Path) -> TrainConfig:
     path = run / CONFIG
     try:
-        values = json.loads(path.read_text())
-        about_the_machine = ("versions", "machine")
-        return TrainConfig.from_dict({name: values[name] for name in values if name not in about_the_machine})
+        return parse_config(path.read_text(), path)
     except FileNotFoundError as error:
         raise DataError(f"{run} is not a run: it has no {CONFIG}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+
+
+def parse_config(text: str, path: Path | str) -> TrainConfig:
+    """The configuration in the text of a config.json; `path` is what an error calls it."""
+    try:
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise TypeError(f"it holds a {type(values).__name__}, not a JSON object")
+        return TrainConfig.from_dict({name: values[name] for name in values if name not in ABOUT_THE_MACHINE})
+    except RecursionError as error:
+        raise DataError(f"{path} is damaged: it is nested too deeply") from error
     except (ValueError, TypeError, SgqnError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
+
+
+def write_policy(run: Path, policy: PolicyRecord) -> None:
+    needed = plugins.outside(find_task(policy.task).modules)
+    values = {**asdict(policy), "plugins": list(needed), "versions": versions()}
+    write_atomically(run / POLICY, json.dumps(values, indent=1) + "\n")
+
+
+def read_policy(run: Path) -> PolicyRecord:
+    path = run / POLICY
+    try:
+        values = json.loads(path.read_text())
+        plugins.load(map(str, values.pop("plugins", ())))
+        policy = PolicyRecord(**{name: values[name] for name in values if name not in ABOUT_THE_MACHINE})
+        for name, kind in typing.get_type_hints(PolicyRecord).items():
+            check_type(name, getattr(policy, name), kind)
+        find_task(policy.task, policy.action_repeat)
+        return policy
+    except (ValueError, TypeError, AttributeError, SgqnError) as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+
+
+@contextlib.contextmanager
+def hold(run: Path) -> Iterator[None]:
+    """Be the only process that trains in a run's folder, which is created if need be and removed if it stays empty.
+
+    Another process that tries gets a `BusyError`. The system releases the lock of a process that dies. On a file system
+    without locks, nothing is checked.
+    """
+    missing = [folder for folder in (run, *run.parents) if not folder.exists()]
+    handle = _lock(run)
+    try:
+        os.truncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(run / LOCK)
+            for folder in missing:
+                folder.rmdir()
+        os.close(handle)
+
+
+def _lock(run: Path) -> int:
+    """The open lock file of a run's folder, locked."""
+    while True:
+        handle = _open_lock(run)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(handle, 200, 0).decode(errors="replace") or "another process"
+            os.close(handle)
+            raise BusyError(f"{run} is being trained by {owner}: wait for it, or stop it first") from None
+        except OSError:  # no locks here
+            return handle
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(run / LOCK)):
+                return handle
+        os.close(handle)  # its last owner has removed it since
+
+
+def _open_lock(run: Path, attempts: int = 1000) -> int:
+    """The lock file, created with its folder if need be. Their last owner may remove both meanwhile: try again."""
+    while True:
+        attempts -= 1
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            return os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except (FileNotFoundError, FileExistsError):  # the latter if a folder vanishes within mkdir
+            if not attempts:
+                raise
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
@@ -50,23 +168,31 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a log; an incomplete last one is skipped."""
-    if not path.exists():
-        return
-    with open(path) as file:
-        for line in file:
-            try:
-                values = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(values, dict):
-                yield values
+    """The lines of a log; what is incomplete or damaged is skipped."""
+    if path.exists():
+        with open(path, "rb") as file:
+            yield from parse_lines(file)
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The objects in lines of JSON; what is incomplete or damaged is skipped."""
+    for line in lines:
+        try:
+            values = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(values, dict):
+            yield values
 
 
 def rewind(path: Path, step: int) -> None:
     """Drop what a log says about steps after `step`: a resumed run will say it again."""
     if path.exists():
-        kept = [json.dumps(line) + "\n" for line in read_lines(path) if line.get("step", 0) <= step]
+        lines = [line for line in read_lines(path) if isinstance(line.get("step", 0), int | float)]
+        damaged = path.read_bytes().count(b"\n") - len(lines)
+        if damaged > 0:
+            logger.warning("%s: %d damaged line%s removed", path, damaged, "s" * (damaged > 1))
+        kept = [json.dumps(line) + "\n" for line in lines if line.get("step", 0) <= step]
         write_atomically(path, "".join(kept))
 
 

@@ -1,6 +1,6 @@
-"""What the trainer runs an agent with: actions and updates, by the plain code or, on a GPU, by the fast path.
+"""Runs an agent's actions and updates for the trainer: with plain code or, on a GPU, on the fast path.
 
-`choose_backend` is the one place that imports `sgqn.fast`.
+Only `choose_backend` imports `sgqn.fast`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ PathName = Literal["auto", "eager", "captured", "cudnn", "kernels"]
 PrecisionName = Literal["auto", "bf16", "fp32"]
 
 Prepare = Callable[[Phase], Batch]
-"""prepare(phase): what an update of that phase learns from, sampled and prepared; tensors only."""
+"""prepare(phase): the prepared batch of an update of that phase; tensors only."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """How a device computes, and why not faster. This one runs the plain code in single precision."""
+    """The computation path of a device, and why it is not a faster one. This one runs plain code in single
+    precision."""
 
     device: torch.device
     device_name: str
@@ -42,7 +43,7 @@ class Backend:
         return f"{self.device_name}: {self.precision}, eager updates"
 
     def to_dict(self) -> dict[str, str]:
-        """What a run's configuration records about the machine."""
+        """The record of the machine in a run's configuration."""
         return {"device": self.device_name, "path": self.name, "precision": self.precision, "note": self.note}
 
     def runner(
@@ -54,7 +55,7 @@ class Backend:
 
 
 def choose_backend(device: str | torch.device = "auto", path: str = "auto", precision: str = "auto") -> Backend:
-    """The fastest supported path of a device within what is asked for; what is not supported is an error."""
+    """The fastest supported path of a device for the given options; unsupported options are an error."""
     for kind, name, names in (("path", path, get_args(PathName)), ("precision", precision, get_args(PrecisionName))):
         if name not in names:
             raise UnknownNameError(kind, name, names)
@@ -71,7 +72,7 @@ def choose_backend(device: str | torch.device = "auto", path: str = "auto", prec
 
 
 class Runner:
-    """Acts and updates as the code is written. `metrics` holds the means of the updates' metrics."""
+    """Acts and updates with plain code. `metrics` holds the means of the updates' metrics."""
 
     def __init__(self, agent: Agent, prepare: Prepare):
         self.agent, self.prepare = agent, prepare
@@ -90,7 +91,7 @@ class Runner:
         self.stopwatch.stop()
 
     def advance(self, actions: Tensor, send: Callable[[np.ndarray], None], phases: Sequence[Phase]) -> None:
-        """Send the actions to the environments, and make the updates while these step."""
+        """Send the actions to the environments, and run the updates while they step."""
         send(actions.numpy())
         if phases:
             self.update(phases)
@@ -100,7 +101,7 @@ class Runner:
 
 
 class Means:
-    """Means of metrics: sums on the device, counts on the host, read only when somebody asks."""
+    """Means of metrics: sums on the device, counts on the host, read only on request."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -131,7 +132,7 @@ class Means:
         return means
 
     def clear(self) -> None:
-        """Start again, in place: captured graphs have the sums' addresses."""
+        """Reset in place: captured graphs have the sums' addresses."""
         for total in self._sums.values():
             total.zero_()
         self._counts.clear()

@@ -1,4 +1,4 @@
-"""Being asked to stop."""
+"""Handling of SIGINT and SIGTERM."""
 
 from __future__ import annotations
 

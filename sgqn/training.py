@@ -7,12 +7,14 @@ in its checkpoints, so a run that was killed continues, on the CPU bit for bit, 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import logging
 import math
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +24,18 @@ import torch
 from torch import Tensor
 
 from sgqn import checkpoint, run_folder
-from sgqn.agents import AGENTS, Phase, build_agent, no_augmentation
+from sgqn.agents import AGENTS, Phase, build_agent, check_actions, no_augmentation
 from sgqn.augmentations import AUGMENTATIONS, Augmentation, PictureBank, make_augmentation
+from sgqn.callbacks import Callback, Reason
 from sgqn.config import TrainConfig
+from sgqn.device import total_memory
 from sgqn.envs.families import find_task
 from sgqn.envs.vector import make_vec
-from sgqn.errors import Interrupted, InvalidValueError, SgqnError
+from sgqn.errors import DataError, Interrupted, InvalidValueError, SgqnError, WorkerError
 from sgqn.evaluation import evaluate
 from sgqn.experience import Experience, OffPolicy
 from sgqn.logs import Logs
+from sgqn.replay import is_whole
 from sgqn.runner import Backend, choose_backend
 from sgqn.signals import asked_to_stop
 
@@ -53,37 +58,93 @@ class DivergedError(SgqnError):
     """Training produced NaN or exploding losses."""
 
 
-def train(config: TrainConfig, out: Path, progress: bool = True) -> Path:
-    """Start the run of `config` in `out/<task>/<agent>/<seed>` and train it to its end."""
+def train(
+    config: TrainConfig, out: str | Path = "runs", progress: bool = True, callbacks: Sequence[Callback] = ()
+) -> Path:
+    """Start the run of `config` in `out/<task>/<agent>/<seed>` and train it to its end; returns this folder."""
+    if not isinstance(config, TrainConfig):
+        raise InvalidValueError(
+            f"train takes a TrainConfig, such as sgqn.configure(task='walker-walk'), not {config!r}"
+        )
     config.check_requirements()
     _check_learns(config)
-    folder = run_folder.folder_of(config, out)
-    if (folder / run_folder.CONFIG).exists():
-        raise InvalidValueError(
-            f"{folder} holds a run already: continue it with `sgqn train --resume {folder}`, or choose another --out"
-        )
-    Trainer(config, folder, progress).run()  # which makes the folder once everything else could be made
+    _check_memory(config)
+    folder = run_folder.folder_of(config, Path(out))
+    with run_folder.hold(folder):
+        if (folder / run_folder.CONFIG).exists():
+            how = f"continue it with `sgqn train --resume {folder}`, or choose another --out"
+            raise InvalidValueError(f"{folder} holds a run already: {how}")
+        if (folder / run_folder.POLICY).exists():
+            raise InvalidValueError(f"{folder} has results of a policy of that name: choose another --out")
+        Trainer(config, folder, progress, callbacks).run()
     return folder
 
 
-def resume(folder: Path, progress: bool = True, steps: int | None = None) -> Path:
+def resume(
+    folder: str | Path, progress: bool = True, steps: int | None = None, callbacks: Sequence[Callback] = ()
+) -> Path:
     """Continue a run from its newest checkpoint, or from its beginning where it has none yet.
 
-    With `steps` it ends there, from now on, instead of where it was to end when it was started.
+    `folder` may also be one of its checkpoints: the run goes back to it, and later checkpoints are removed once the
+    next one is written. With `steps` it ends there, from now on, instead of where it was to end when it was started.
     """
-    config = run_folder.read_config(folder)
-    if steps is not None:
-        config = _with_end(config, steps, _newest_step(folder))
-    trainer = Trainer(config, folder, progress)
-    try:
-        if checkpoint.list_checkpoints(folder):
-            trainer.load(checkpoint.find(folder))
-        else:
-            trainer.rewind_logs()
-        trainer.run()
-    finally:
-        trainer.close()
+    chosen = checkpoint.find(folder) if checkpoint.run_of(folder) else None
+    folder = checkpoint.run_of(folder) or Path(folder)
+    run_folder.read_config(folder)  # a folder without a run must not be locked
+    with run_folder.hold(folder):
+        config = run_folder.read_config(folder)
+        if steps is not None:
+            config = _with_end(config, steps, checkpoint.step_of(chosen) if chosen else _newest_step(folder))
+        trainer = Trainer(config, folder, progress, callbacks)
+        try:
+            if chosen or checkpoint.list_checkpoints(folder):
+                trainer.load(chosen or checkpoint.find(folder))
+            else:
+                trainer.rewind_logs()
+            trainer.run()
+        finally:
+            trainer.close()
     return folder
+
+
+def advance(config: TrainConfig, out: Path, progress: bool = True, callbacks: Sequence[Callback] = ()) -> Path:
+    """Train the run of `config` to its end from wherever it stands: not started, interrupted or complete."""
+    folder = run_folder.folder_of(config, out)
+    if not (folder / run_folder.CONFIG).exists():
+        return train(config, out, progress, callbacks)
+    check_same(config, folder)
+    return folder if _complete(config, folder) else resume(folder, progress, callbacks=callbacks)
+
+
+def complete(config: TrainConfig, step: int, evaluations: Iterable[dict[str, Any]]) -> bool:
+    """Whether a run with a checkpoint of `step` has made its last step, and the evaluation that belongs to it."""
+    return step >= config.steps and not _not_evaluated(config, step, evaluations)
+
+
+def _complete(config: TrainConfig, folder: Path) -> bool:
+    return complete(config, _newest_step(folder), run_folder.read_lines(folder / run_folder.EVALUATIONS))
+
+
+def _not_evaluated(config: TrainConfig, step: int, evaluations: Iterable[dict[str, Any]]) -> list[str]:
+    """The shifts whose evaluation is due at `step` and not in the log, because the run was killed or it failed."""
+    if not step or not _passed(config, step, config.evaluate_every):
+        return []
+    asked: dict[str, Any] = {"step": step, "seed": config.seed}
+    if config.renderer != "auto":
+        asked["renderer"] = config.renderer
+    made = [
+        line.get("shift")
+        for line in evaluations
+        if all(line.get(name) == value for name, value in asked.items())
+        and isinstance(returns := line.get("returns"), list)
+        and len(returns) == config.evaluate_episodes
+    ]
+    return [shift for shift in config.evaluate_shifts if shift not in made]
+
+
+def _passed(config: TrainConfig, step: int, every: int) -> bool:
+    """Whether the iteration that ended at `step` went over a multiple of `every`."""
+    return every > 0 and step // every > (step - config.num_envs) // every
 
 
 def _with_end(config: TrainConfig, steps: int, last: int) -> TrainConfig:
@@ -110,7 +171,36 @@ def _check_learns(config: TrainConfig, last: int = 0) -> None:
         )
 
 
-def train_seeds(config: TrainConfig, seeds: Sequence[int], out: Path, progress: bool = True) -> list[Path]:
+def _check_memory(config: TrainConfig) -> None:
+    """Refuse sizes that cannot fit into the device's memory, by what they need at least."""
+    size, shown, settings = config.image_size, run_folder.render_size(config), config.settings
+    batch, filters, hidden = (getattr(settings, name, 0) for name in ("batch_size", "encoder_filters", "hidden_dim"))
+    layers, channels = getattr(settings, "encoder_layers", 0), 3 * config.frame_stack
+    pictures = config.pictures if AGENTS[config.agent].augments else 0
+    least = {
+        "num_envs": config.num_envs * channels * shown**2,  # observations, in bytes
+        "pictures": pictures * 3 * size**2,
+        "encoder_filters": 4 * 4 * 9 * filters**2 * max(0, layers - 1),  # weights, gradients, the optimizer's moments
+        "hidden_dim": 4 * 4 * hidden**2,
+        "batch_size": batch * (2 * channels * size**2 + 2 * layers * filters * (size // 4) ** 2),  # with activations
+    }
+    memory = total_memory(backend_of(config).device)
+    for name, needed in least.items():
+        if needed > memory:
+            value = getattr(config, name, None) or getattr(settings, name)
+            raise InvalidValueError(
+                f"{name} {value:,} needs at least {needed / 1e9:,.0f} GB, this device has {memory / 1e9:,.0f} GB: "
+                f"choose a smaller --{name.replace('_', '-')}"
+            )
+
+
+def train_seeds(
+    config: TrainConfig,
+    seeds: Sequence[int],
+    out: Path,
+    progress: bool = True,
+    callbacks: Sequence[Callback] = (),
+) -> list[Path]:
     """Train one run for each seed, one after another; returns their folders.
 
     Called again, it skips what is complete and goes on with what was interrupted. A run that diverges is reported when
@@ -122,19 +212,16 @@ def train_seeds(config: TrainConfig, seeds: Sequence[int], out: Path, progress: 
     configs = [dataclasses.replace(config, seed=seed) for seed in seeds]
     folders = [run_folder.folder_of(one, out) for one in configs]
     for one, folder in zip(configs, folders, strict=True):
-        _check_same(one, folder)
+        check_same(one, folder)
     failures = []
     for number, (one, folder) in enumerate(zip(configs, folders, strict=True), 1):
         name = f"run {number} of {len(seeds)}: seed {one.seed}"
         started = (folder / run_folder.CONFIG).exists()
-        done = started and _newest_step(folder) >= one.steps
+        done = started and _complete(one, folder)
         if progress:
             print(name + (" is complete" if done else " goes on" if started else ""), file=sys.stderr)
         try:
-            if started and not done:
-                resume(folder, progress)
-            elif not started:
-                train(one, out, progress)
+            advance(one, out, progress, callbacks)
         except DivergedError as error:
             failures.append(f"seed {one.seed}: {error}")  # not the error itself, which would hold the run's memory
         except Interrupted as stop:
@@ -145,25 +232,37 @@ def train_seeds(config: TrainConfig, seeds: Sequence[int], out: Path, progress: 
     return folders
 
 
-def _check_same(config: TrainConfig, folder: Path) -> None:
-    """Refuse to go on with a run of another configuration."""
-    if not (folder / run_folder.CONFIG).exists():
+def check_same(config: TrainConfig, folder: Path, found: TrainConfig | None = None) -> None:
+    """Refuse to continue a run of another configuration, which is `found` or the one in its folder."""
+    if found is None and not (folder / run_folder.CONFIG).exists():
         return
-    asked, found = config.to_dict(), run_folder.read_config(folder).to_dict()
-    asked |= asked.pop("settings")
-    found |= found.pop("settings")
-    other = [f"{name} is {found[name]!r}, not {asked[name]!r}" for name in asked if asked[name] != found[name]]
+    there, asked = _flat(found or run_folder.read_config(folder)), _flat(config)
+    other = [f"{name} is {there.get(name)!r}, not {asked[name]!r}" for name in asked if asked[name] != there.get(name)]
     if other:
-        only_longer = len(other) == 1 and asked["steps"] > found["steps"]
+        only_longer = len(other) == 1 and asked["steps"] > there["steps"]
         longer = f"train it longer with `sgqn train --resume {folder} --steps {asked['steps']}`, or "
         how = f"{longer if only_longer else ''}choose another --out"
         raise InvalidValueError(f"{folder} holds a run of another configuration ({'; '.join(other)}): {how}")
+
+
+def _flat(config: TrainConfig) -> dict[str, Any]:
+    """All options of a run by name."""
+    values = config.to_dict()
+    settings = values.pop("settings")
+    return {**values, **settings}
 
 
 def _newest_step(folder: Path) -> int:
     """The step of a run's newest checkpoint, 0 without any."""
     found = checkpoint.list_checkpoints(folder)
     return checkpoint.step_of(found[-1]) if found else 0
+
+
+def _exploded(means: dict[str, float]) -> str | None:
+    """The first loss that shows divergence, with its value."""
+    losses = {name: value for name, value in means.items() if name.startswith("loss/")}
+    found = (f"{name} is {value}" for name, value in losses.items() if not abs(value) < EXPLODED)  # NaN neither
+    return next(found, None)
 
 
 def backend_of(config: TrainConfig) -> Backend:
@@ -174,8 +273,8 @@ def backend_of(config: TrainConfig) -> Backend:
 class Trainer:
     """All parts of one run."""
 
-    def __init__(self, config: TrainConfig, folder: Path, progress: bool = True):
-        self.config, self.folder = config, folder
+    def __init__(self, config: TrainConfig, folder: Path, progress: bool = True, callbacks: Sequence[Callback] = ()):
+        self.config, self.folder, self.callbacks = config, folder, tuple(callbacks)
         entry = AGENTS[config.agent]
         self.backend = backend_of(config)
         self.device = self.backend.device
@@ -190,6 +289,7 @@ class Trainer:
             frame_stack=config.frame_stack,
         )
         self.spec = run_folder.spec_of(config, self.envs.action_dim, self.envs.discrete)
+        check_actions(config.agent, self.spec)
         self.bank: PictureBank | None = None
         augmentation: Augmentation = no_augmentation
         if entry.augments:
@@ -210,6 +310,7 @@ class Trainer:
         self.logs = Logs(folder, config, progress)
         self._stop: signal.Signals | None = None
         self._saved: tuple[int, int] | None = None  # step and updates of the newest checkpoint
+        self._later: list[Path] = []  # checkpoints after the one that the run went back to
 
     @property
     def updates(self) -> int:
@@ -240,19 +341,58 @@ class Trainer:
             # From here on the folder holds a run: what fails before leaves nothing behind that blocks another try.
             self.folder.mkdir(parents=True, exist_ok=True)
             run_folder.write_config(self.folder, config, self.machine)
-            with asked_to_stop(self._ask_to_stop), self.logs.open(self.step):
+            with asked_to_stop(self._ask_to_stop), self.logs.open(self.step), self._told(), self._advised():
                 self.logs.say(self.backend.describe() + self._patience())
+                made = run_folder.read_lines(self.folder / run_folder.EVALUATIONS)
+                self._evaluate(_not_evaluated(config, self.step, made))
                 while self.step < config.steps:
                     self._catch_up()
                     self._iterate()
-                    if self._passed(config.evaluate_every):
-                        self._evaluate()
                     if self._passed(config.checkpoint_every) or self.step >= config.steps:
-                        self.save()
+                        self.save()  # before the evaluation, which may fail
+                    if self._passed(config.evaluate_every):
+                        self._evaluate(config.evaluate_shifts)
                     self._check_stop()
+                    if any(callback.stopping for callback in self.callbacks):
+                        self.save()
+                        break
             self._check_stop()
         finally:
             self.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tell the callbacks that training starts and, whatever happens, how it ended."""
+        reason: Reason = "failed"
+
+        def end(callback: Callback) -> None:
+            callback.on_end(self.step, reason)
+
+        with ExitStack() as stack:
+            for callback in self.callbacks:
+                callback.stopping = False
+                callback.on_start(self.config.to_dict(), self.folder, self.step)
+                stack.callback(end, callback)
+            try:
+                yield
+                reason = "complete" if self.step >= self.config.steps else "stopped"
+            except (Interrupted, KeyboardInterrupt):
+                reason = "interrupted"
+                raise
+
+    @contextmanager
+    def _advised(self) -> Iterator[None]:
+        """Say how to continue after what is not the run's fault: a worker that died, a full disk, a damaged file."""
+        how = f"continue with `sgqn train --resume {self.folder}`"
+        try:
+            yield
+        except (WorkerError, DataError) as error:
+            error.args = (f"{error}; {how}",)
+            raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DataError(f"{self.folder}: the disk is full ({error}); free some space, then {how}") from error
 
     def _catch_up(self) -> None:
         """Make the updates that are due, but for those that may run while the environments step."""
@@ -266,7 +406,7 @@ class Trainer:
         assert self.obs is not None
         actions = self._random_actions() if self.experience.explores(self.step) else self.runner.act(self.obs)
         due = self.experience.due(self.step) if self.experience.overlaps else 0
-        self.runner.advance(actions, self.envs.step_async, self._phases(due))
+        self.runner.advance(actions, self._send, self._phases(due))
         obs, rewards, terminated, truncated, info = self.envs.step_wait()
         over = terminated | truncated
         last, first = (info["final_obs"], obs) if over.any() else (obs, None)
@@ -274,13 +414,23 @@ class Trainer:
         self.obs = obs
         self.step += self.config.num_envs
         self.returns += rewards
-        solved = info["final_info"]["success"][over] if "final_info" in info else ()
+        final = info.get("final_info", {})
+        solved = final["success"][over] if "success" in final else ()
         self.logs.episodes(self.returns[over], solved)
         self.returns[over] = 0
         if self.bank is not None and self._passed(self._renewal):
             self.bank.refresh(self.config.pictures // 16)
         if self._passed(self.config.log_every):
             self._log()
+        for callback in self.callbacks:
+            callback.on_step(self.step)
+
+    def _send(self, actions: np.ndarray) -> None:
+        """Start a step of the environments, which would call NaN in an action the user's mistake."""
+        if not np.isfinite(actions).all():
+            cause = _exploded(self.runner.metrics.read())
+            raise self._diverged(f"{cause} and actions are NaN" if cause else "actions are NaN or infinite")
+        self.envs.step_async(actions)
 
     def _random_actions(self) -> Tensor:
         shape = (self.config.num_envs, self.spec.action_dim)
@@ -311,46 +461,58 @@ class Trainer:
 
     def _passed(self, every: int) -> bool:
         """Whether the last iteration went over a multiple of `every`."""
-        return every > 0 and self.step // every > (self.step - self.config.num_envs) // every
+        return _passed(self.config, self.step, every)
 
     # ---- looking
 
     def _log(self) -> None:
         means = self.runner.metrics.read()
         share = self.runner.stopwatch.read()
-        self.logs.write(self.step, self.updates, means if share is None else {**means, COLLECTION: share})
-        for name, value in means.items():
-            if name.startswith("loss/") and not (math.isfinite(value) and abs(value) < EXPLODED):
-                kept = checkpoint.newest_good(self.folder)
-                where = f"the last good checkpoint is {kept}" if kept else "there is no checkpoint yet"
-                raise DivergedError(
-                    f"{name} is {value} after {self.updates} updates: training has diverged; {where}. "
-                    "A lower --learning-rate or --consistency-weight may help"
-                )
+        line = self.logs.write(self.step, self.updates, means if share is None else {**means, COLLECTION: share})
+        for callback in self.callbacks:
+            callback.on_log(self.step, dict(line))
+        if (cause := _exploded(means)) is not None:
+            raise self._diverged(cause)
         if self._passed(self.config.images_every) and self.updates:
             self._log_images()
         self.runner.stopwatch.skip()
+
+    def _diverged(self, what: str) -> DivergedError:
+        """The error to raise, with what can be done about it."""
+        kept = checkpoint.newest_good(self.folder)
+        where = f"the last good checkpoint is {kept}" if kept else "there is no checkpoint yet"
+        return DivergedError(
+            f"{what} at step {self.step} after {self.updates} updates: training has diverged; {where}. "
+            "A lower --learning-rate or --consistency-weight may help"
+        )
 
     def _log_images(self) -> None:
         """The newest observations of some environments, with attribution mask and predicted mask."""
         assert self.obs is not None
         self.logs.images(self.step, self.agent, self.obs[:4])
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, shifts: Sequence[str]) -> None:
+        """Evaluate the agent; what goes wrong, such as a damaged clip, does not end training."""
         config = self.config
-        for shift in config.evaluate_shifts:
-            result = evaluate(
-                self.agent,
-                config.task,
-                shift,
-                config.evaluate_episodes,
-                config.seed,
-                config.renderer,
-                num_workers=0 if config.evaluate_episodes <= 2 else None,
-                action_repeat=config.action_repeat,
-                on_step=partial(self._note_evaluation, shift),
-            )
-            self.logs.evaluation(self.step, result)
+        for shift in shifts:
+            try:
+                result = evaluate(
+                    self.agent,
+                    config.task,
+                    shift,
+                    config.evaluate_episodes,
+                    config.seed,
+                    config.renderer,
+                    num_workers=0 if config.evaluate_episodes <= 2 else None,
+                    action_repeat=config.action_repeat,
+                    on_step=partial(self._note_evaluation, shift),
+                )
+            except SgqnError as error:
+                logger.warning("step %d: no evaluation in %s, training continues: %s", self.step, shift, error)
+                continue
+            line = self.logs.evaluation(self.step, result)
+            for callback in self.callbacks:
+                callback.on_evaluation(self.step, dict(line))
         self.runner.stopwatch.skip()
 
     def _note_evaluation(self, shift: str, done: int, total: int) -> None:
@@ -362,33 +524,77 @@ class Trainer:
         """Write a checkpoint of everything, unless nothing has happened since the last one."""
         if self._saved == (self.step, self.updates):
             return
+        weights = self.agent.state_dict()
+        if (broken := checkpoint.not_finite(weights)) is not None:
+            raise self._diverged(f"{broken} has weights that are NaN or infinite")
         tag = checkpoint.name(self.step)
         self.experience.save(self.folder / run_folder.REPLAY, tag)
-        checkpoint.save(
+        written = checkpoint.save(
             self.folder,
             self.step,
-            weights=self.agent.state_dict(),
+            weights=weights,
             state=self.state_dict(),
             metadata={"config": self.config.to_dict(), "spec": dataclasses.asdict(self.spec)},
             keep=self.config.keep_checkpoints,
+            replaces=self._later,
         )
+        self._later = []
         kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self.folder)]
         self.experience.prune(self.folder / run_folder.REPLAY, [checkpoint.name(step) for step in kept])
         self._saved = (self.step, self.updates)
+        for callback in self.callbacks:
+            callback.on_checkpoint(self.step, written)
         self.runner.stopwatch.skip()
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint of this run."""
         loaded = checkpoint.load(folder)
+        if (broken := checkpoint.not_finite(loaded.weights)) is not None:
+            good = checkpoint.newest_good(self.folder)
+            raise DataError(
+                f"{folder}: {broken} has weights that are NaN or infinite" + (f"; use {good}" if good else "")
+            )
+        self._check_same_as(loaded.metadata.get("config"), folder)
         self.agent.load_state_dict(loaded.weights)
         self.load_state_dict(loaded.state)
         self.step = loaded.step
-        self.rewind_logs()
         assert self.obs is not None
-        tag = checkpoint.name(self.step)
-        self.experience.load(self.folder / run_folder.REPLAY, tag, loaded.state, self.step, self.obs)
+        replay = self.folder / run_folder.REPLAY
+        try:
+            self.experience.load(replay, checkpoint.name(self.step), loaded.state, self.step, self.obs)
+        except DataError as error:
+            raise DataError(f"{error}; {self._without(replay)}") from error
         self.runner.reset()
         self._saved = (self.step, self.updates)
+        self._later = [one for one in checkpoint.list_checkpoints(self.folder) if checkpoint.step_of(one) > self.step]
+        if self._later:
+            names = ", ".join(path.name for path in self._later)
+            logger.warning("%s: removed once the next checkpoint is written: %s", self.folder, names)
+        self.rewind_logs()
+
+    def _check_same_as(self, recorded: dict[str, Any] | None, folder: Path) -> None:
+        """Refuse a configuration that was edited since the checkpoint; `steps` may differ."""
+        if recorded is None:
+            return
+        there, here = _flat(TrainConfig.from_dict(recorded)), _flat(self.config)
+        other = [
+            f"{name} is {here.get(name)!r} there, {there[name]!r} in the checkpoint"
+            for name in there
+            if name != "steps" and here.get(name) != there[name]
+        ]
+        if other:
+            path = self.folder / run_folder.CONFIG
+            raise InvalidValueError(
+                f"{path} does not fit {folder} ({'; '.join(other)}): restore it, only steps can change"
+            )
+
+    def _without(self, replay: Path) -> str:
+        """How to continue where the replay of this step is damaged."""
+        how = f"remove {replay} to continue with an empty replay buffer"
+        for path in reversed(checkpoint.list_checkpoints(self.folder)):
+            if checkpoint.step_of(path) < self.step and is_whole(replay, path.name):
+                return f"continue from an earlier checkpoint with `sgqn train --resume {path}`, or {how}"
+        return how
 
     def rewind_logs(self) -> None:
         """Forget what was logged after this step: it will be said again."""

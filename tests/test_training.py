@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +97,8 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest
     """Warp cannot draw the dog; the next try must not find a run."""
     for _ in range(2):
         assert "use renderer='gl'" in fails(capsys, "train", *MICRO, "--task", "dog-run", "--out", str(tmp_path))
+    deep = ["--agent", "sac", "--encoder-layers", "40", "--out", str(tmp_path / "new" / "runs")]
+    assert "an encoder of 40 layers does not fit" in fails(capsys, "train", *MICRO, *deep)
     assert not list(tmp_path.iterdir())
 
 
@@ -117,10 +121,14 @@ def test_a_seed_repeats_bit_for_bit(tmp_path: Path) -> None:
     assert not torch.equal(*(outcome(run_)[0]["learner.log_alpha"] for run_ in (one, other)))
 
 
-@pytest.mark.parametrize("agent", ["sgqn", "svea_soda", "sgdrqv2"])
-def test_a_stopped_run_goes_on_as_if_it_had_not(agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "options", [["sgqn"], ["svea_soda"], ["sgdrqv2", "--attribution", "smoothgrad:samples=2"]], ids=lambda o: o[0]
+)
+def test_a_stopped_run_goes_on_as_if_it_had_not(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stop at several moments, also amid the updates that the warm-up put off, and resume each time."""
-    whole = micro(tmp_path / "whole", "--agent", agent)
+    whole = micro(tmp_path / "whole", "--agent", *options)
     moments = iter([7, 23, 41, None])
 
     original = training.Trainer._phases
@@ -133,7 +141,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(agent: str, tmp_path: Path, monk
 
     monkeypatch.setattr(training.Trainer, "_phases", phases)
     monkeypatch.setattr(training.Trainer, "stop_at", next(moments), raising=False)
-    code = main(["train", *MICRO, "--agent", agent, "--out", str(tmp_path / "parts")])
+    code = main(["train", *MICRO, "--agent", *options, "--out", str(tmp_path / "parts")])
     folder = next((tmp_path / "parts").glob("*/*/*"))
     for moment in moments:
         assert code == 128 + signal.SIGTERM
@@ -224,15 +232,13 @@ def test_a_damaged_run_keeps_its_end(tmp_path: Path) -> None:
     assert run_folder.read_config(folder).steps == 32
 
 
-def test_a_run_without_its_replay_trained_longer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_without_its_replay_trained_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = micro(tmp_path, "--no-save-replay", "--steps", "40")
     assert main(["train", "--resume", str(folder), "--steps", "60", "--quiet"]) == 2
     assert "steps must be above 60, not 60, or nothing is learned: its replay was not kept" in capsys.readouterr().err
     assert run_folder.read_config(folder).steps == 40
     assert main(["train", "--resume", str(folder), "--steps", "70", "--quiet"]) == 0
-    assert "learning continues at step 60" in caplog.text
+    assert "learning continues at step 60" in capsys.readouterr().err
     updates = {line["step"]: line["updates"] for line in run_folder.read_lines(folder / run_folder.METRICS)}
     assert [updates[step] for step in (40, 50, 60, 70)] == [38, 38, 38, 66]
 
@@ -252,6 +258,184 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert f"--resume {metrics.parent}" in errors
     assert "Traceback" not in errors
     assert checkpoint.newest_good(metrics.parent) is not None
+
+
+# ---- evaluations that fail or are interrupted
+
+
+EVALUATES = ["--agent", "sac", "--checkpoint-every", "30", "--evaluate-shifts", "train", "color_hard"]
+"""Evaluations at steps 30 and 60, each after a checkpoint."""
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return micro(tmp_path_factory.mktemp("evaluated"), *EVALUATES)
+
+
+def test_a_run_killed_before_or_amid_an_evaluation_makes_it_when_resumed(
+    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, alive = training.evaluate, iter([False, True, False, True, False, True, True])
+
+    def evaluate(*args: Any, **options: Any) -> Any:
+        if not next(alive):
+            raise KeyboardInterrupt
+        return original(*args, **options)
+
+    queue = ["train", *MICRO, *EVALUATES, "--seeds", "0", "--out", str(tmp_path)]
+    monkeypatch.setattr(training, "evaluate", evaluate)
+    for step in (30, 30, 60):  # before the first evaluation, after one of its shifts, before the last evaluation
+        assert main(queue) == 130
+        folder = next(tmp_path.glob("*/*/*"))
+        assert checkpoint.find(folder).name == checkpoint.name(step)
+    assert main(queue) == 0
+    assert_same(evaluated, folder)
+
+
+def test_an_evaluation_that_fails_does_not_end_training(
+    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = training.evaluate
+
+    def evaluate(agent: Any, task: str, shift: str, *args: Any, **options: Any) -> Any:
+        if shift == "color_hard":
+            raise sgqn.DataError("bad.mp4 is damaged")
+        return original(agent, task, shift, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "evaluate", evaluate)
+        folder = micro(tmp_path, *EVALUATES)
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: step")] == [
+        f"warning: step {step}: no evaluation in color_hard, training continues: bad.mp4 is damaged"
+        for step in (30, 60)
+    ]
+    weights, metrics, evaluations = outcome(folder)
+    assert all(torch.equal(weights[name], value) for name, value in outcome(evaluated)[0].items())
+    assert metrics == outcome(evaluated)[1]
+    assert [line["shift"] for line in evaluations] == ["train", "train"]
+    assert main(["train", "--resume", str(folder), "--quiet"]) == 0  # the clip was replaced
+    assert outcome(folder)[2][-1] == outcome(evaluated)[2][-1]
+
+
+# ---- damage
+
+
+@pytest.fixture
+def run(evaluated: Path, tmp_path: Path) -> Path:
+    """A complete run with checkpoints at steps 30 and 60."""
+    return shutil.copytree(evaluated, tmp_path / "run")
+
+
+def test_a_run_goes_back_to_the_checkpoint_that_is_offered(
+    evaluated: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint.find(run) / checkpoint.WEIGHTS).write_bytes(b"")
+    message = fails(capsys, "train", "--resume", str(run), "--quiet")
+    back = message.split("use ")[1].split(" instead")[0]
+    assert back == str(run / "checkpoints" / "step_000000030")
+    original = training.Trainer._iterate
+
+    def iterate(self: training.Trainer) -> None:
+        original(self)
+        assert len(checkpoint.list_checkpoints(run)) == 2  # nothing is removed before the next checkpoint
+        if self.step == 40:
+            self._stop = signal.SIGTERM
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "_iterate", iterate)
+        assert main(["train", "--resume", back, "--quiet"]) == 128 + signal.SIGTERM
+    assert "removed once the next checkpoint is written: step_000000060" in capsys.readouterr().err
+    assert [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(run)] == [30, 40]
+    assert main(["train", "--resume", str(run), "--quiet"]) == 0
+    assert_same(evaluated, run)
+
+
+def test_a_damaged_replay_is_no_dead_end(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replay, resume = run / run_folder.REPLAY, ("train", "--resume", str(run), "--quiet")
+    (replay / "step_000000060.replay.json").write_text("{")
+    message = fails(capsys, *resume)
+    assert "step_000000060.replay.json" in message
+    assert f"`sgqn train --resume {run / 'checkpoints' / 'step_000000030'}`" in message
+    for chunk in replay.glob("frames-*"):
+        chunk.write_bytes(chunk.read_bytes()[:-1])
+    message = fails(capsys, *resume)
+    assert "sgqn train" not in message
+    assert f"remove {replay} to continue with an empty replay buffer" in message
+    shutil.rmtree(replay)
+    assert main([*resume, "--steps", "90"]) == 0
+    assert "has been removed: it is filled again, and learning continues at step 80" in capsys.readouterr().err
+    assert replay.is_dir()
+
+
+def test_damaged_lines_of_a_log_do_not_block_a_resume(
+    evaluated: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (run_folder.METRICS, run_folder.EVALUATIONS):
+        path = run / name
+        path.write_bytes(b'{"step": 3\xff}\n{"step": null}\n' + path.read_bytes() + b'{"step": 4')
+    assert main(["train", "--resume", str(run), "--quiet"]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert f"warning: {run / run_folder.METRICS}: 2 damaged lines removed" in warnings
+    assert f"warning: {run / run_folder.EVALUATIONS}: 2 damaged lines removed" in warnings
+    assert_same(evaluated, run)
+
+
+def test_a_configuration_that_was_edited_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / run_folder.CONFIG
+    values = json.loads(path.read_text())
+    values["settings"]["batch_size"], values["seed"] = 9, 4
+    path.write_text(json.dumps({**values, "steps": 90}))
+    message = fails(capsys, "train", "--resume", str(run), "--quiet")
+    assert f"{path} does not fit {run / 'checkpoints' / 'step_000000060'}" in message
+    assert "(seed is 4 there, 0 in the checkpoint; batch_size is 9 there, 8 in the checkpoint)" in message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [sgqn.WorkerError("the worker was killed by signal 9"), OSError(errno.ENOSPC, "No space left on device", "a file")],
+    ids=["worker", "disk"],
+)
+def test_what_is_not_the_runs_fault_says_how_to_continue(
+    error: Exception, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def iterate(self: training.Trainer) -> None:
+        raise error
+
+    monkeypatch.setattr(training.Trainer, "_iterate", iterate)
+    message = fails(capsys, "train", "--resume", str(run), "--steps", "90", "--quiet")
+    assert "signal 9" in message or "No space left" in message
+    assert message.endswith(f"continue with `sgqn train --resume {run}`")
+
+
+# ---- divergence
+
+
+def test_weights_that_are_not_finite_are_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original, saved, name = training.Trainer.save, itertools.count(), "log_alpha"
+
+    def save(self: training.Trainer) -> None:
+        if next(saved) == 2:
+            self.agent.state_dict()[name].fill_(float("nan"))
+        original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "save", save)
+        message = fails(capsys, "train", *MICRO, "--agent", "sac", "--evaluate-every", "0", "--out", str(tmp_path))
+    folder = next(tmp_path.glob("*/*/*"))
+    names = ["step_000000020", "step_000000040"]
+    assert [path.name for path in checkpoint.list_checkpoints(folder)] == names
+    assert f"{name} has weights that are NaN or infinite at step 60" in message
+    assert f"the last good checkpoint is {folder / 'checkpoints' / names[1]}" in message
+
+    loaded = checkpoint.load(checkpoint.find(folder))
+    loaded.weights[name].fill_(float("nan"))  # as earlier versions wrote it
+    checkpoint.save(folder, 50, weights=loaded.weights, state=loaded.state, metadata=loaded.metadata)
+    assert checkpoint.newest_good(folder).name == names[1]
+    message = fails(capsys, "train", "--resume", str(folder), "--quiet")
+    assert "NaN" in message
+    assert names[1] in message
 
 
 def test_divergence_stops_with_a_diagnosis(
@@ -296,12 +480,26 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(
         (["--steps", "24", "--num-envs", "16"], "steps must be above 32, not 24"),
         (["--steps", "5", "--seeds", "0", "1"], "steps must be above 20, not 5"),
         (["--seed", "-1"], "seed must be a non-negative integer, not -1"),
+        (["--seed", str(2**64)], f"seed must be at most {2**63 - 1}, not {2**64}"),
+        (["--device", "cpu:99"], "device 'cpu:99' was asked for, but this machine has cpu"),
+        (["--device", "cuda:-1"], "cuda:-1"),
+        (["--images-every", "-1"], "images_every must be at least 0, not -1"),
+        (["--evaluate-every", "-1"], "evaluate_every must be at least 0, not -1"),
+        (["--agent", "drq", "--shift-pad", "24"], "shift_pad must be below image_size, which is 24, not 24"),
+        (["--pictures", "1000000000"], "pictures 1,000,000,000 needs at least 1,728 GB, this device has "),
+        (["--batch-size", "1000000000"], "choose a smaller --batch-size"),
+        (["--hidden-dim", "1000000000"], "choose a smaller --hidden-dim"),
+        (["--encoder-filters", "1000000000"], "choose a smaller --encoder-filters"),
+        (["--num-envs", "1000000000", "--steps", "2000000000"], "num_envs 1,000,000,000 needs at least 5,184 GB"),
         (["--rho", "1.5"], "rho"),
         (["--evaluate-shifts", "video"], "video_easy"),
         (["--device", "tpu"], "tpu"),
         (["--resume", "nowhere"], "cannot be changed"),
         (["--steps", "many"], "many"),
         (["--attribution", "magic"], "magic"),
+        (["--attribution", "smothgrad:samples=4"], "did you mean 'smoothgrad'"),
+        (["--attribution", "smoothgrad:sample=4"], "'sample=4' is not an argument of 'smoothgrad'; its arguments: "),
+        (["--attribution=smoothgrad:samples=0"], "samples must be a positive integer, not 0"),
         (["--path", "kernels"], "--path eager"),
         (["--path", "captured"], "--path eager"),
         (["--path", "magic"], "magic"),
@@ -309,8 +507,8 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(
         (["--seeds"], "--seeds 0 1 2"),
         (["--seeds", "0", "1", "0"], "[0, 1, 0]"),
         (["--seeds", "0", "-1"], "-1"),
-        (["--seeds", "0", "1", "--seed", "2"], "--seeds and --seed "),
-        (["--seeds", "0", "--resume", "somewhere"], "--seeds and --resume "),
+        (["--seeds", "0", "1", "--seed", "2"], "--seeds cannot be combined with --seed:"),
+        (["--seeds", "0", "--resume", "somewhere"], "--seeds cannot be combined with --resume:"),
     ],
 )
 def test_bad_options_give_one_line(
@@ -342,6 +540,9 @@ def test_config_survives_json() -> None:
         TrainConfig.from_dict({**preset("tiny", "walker-walk").to_dict(), "bogus": 1})
     chosen = replace(config, path="captured", precision="fp32")
     assert TrainConfig.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
+    noisy = replace(config, settings=replace(config.settings, attribution="smoothgrad:samples=4"))
+    assert TrainConfig.from_dict(json.loads(json.dumps(noisy.to_dict()))) == noisy
+    assert noisy.plugins == ()
     for field in ("path", "precision"):
         with pytest.raises(sgqn.UnknownNameError, match="magic"):
             replace(config, **{field: "magic"})
@@ -429,6 +630,21 @@ def test_a_run_that_diverges_does_not_stop_the_queue(
     error = capsys.readouterr().err.splitlines()[-1]
     assert "1 of 2 runs diverged; seed 0: loss/critic is nan" in error
     assert checkpoint.find(tmp_path / "cartpole-swingup" / "sgqn" / "1").name == "step_000000030"
+
+
+def test_a_learning_rate_that_is_far_too_high_is_reported_as_divergence_of_every_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = ["--agent", "sac", "--learning-rate", "1e30", "--log-every", "1000", "--warmup-steps", "22"]
+    message = fails(
+        capsys, "train", *MICRO, *shape, "--evaluate-every", "0", "--out", str(tmp_path), "--seeds", "0", "1"
+    )
+    assert message.startswith("error: 2 of 2 runs diverged; seed 0: loss/critic is ")
+    assert "; seed 1: loss/critic is " in message
+    assert "and actions are NaN at step 22 after" in message
+    for seed in ("0", "1"):
+        folder = tmp_path / "cartpole-swingup" / "sac" / seed
+        assert f"the last good checkpoint is {folder / 'checkpoints' / 'step_000000020'}" in message
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A run's configuration: validated when made, saved as JSON in the run's folder, complete enough to repeat the run."""
+"""A run's configuration: validated at construction, saved as JSON in the run's folder, sufficient to repeat the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import importlib.metadata
 import platform
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ import tyro
 import sgqn
 from sgqn import plugins
 from sgqn.agents.registry import AGENTS
-from sgqn.agents.settings import validate
+from sgqn.agents.settings import check_type, validate
 from sgqn.attribution.registry import Method
 from sgqn.envs.checks import check_seed
 from sgqn.envs.families import check_renderer, check_shift, families, find_task
@@ -31,7 +31,7 @@ PRESETS = ("paper", "tiny")
 class TrainConfig:
     """One training run. Steps are agent steps: one action, `action_repeat` control steps, one update.
 
-    What is None takes the task's own value, the settings the agent's.
+    Fields set to None use the task's default, settings those of the agent.
     """
 
     task: str = "walker-walk"
@@ -39,57 +39,59 @@ class TrainConfig:
     agent: str = "sgqn"
     """Agent to train."""
     seed: int = 0
-    """Seed of everything random; it names the run's folder."""
+    """Random seed, also the name of the run's folder."""
     steps: int = None  # type: ignore[assignment]  # __post_init__ sets it
-    """Agent steps of the run, over all environments."""
+    """Total number of agent steps, over all environments."""
     num_envs: int = 16
-    """Number of environments; there is one update per agent step, whatever their number."""
+    """Number of parallel environments."""
     warmup_steps: int = 1000
-    """Random actions before the first update."""
+    """Steps with random actions before the first update."""
     action_repeat: int | None = None
     """Control steps per action."""
     image_size: int = 84
-    """Width and height of the images that the networks see."""
+    """Width and height of images in pixels."""
     frame_stack: int = None  # type: ignore[assignment]
-    """Frames in an observation."""
+    """Number of stacked frames in an observation."""
     renderer: str = None  # type: ignore[assignment]
-    """Renderer of the training images: warp, if the task has it. Agents trained with warp act as well with gl."""
+    """Renderer of training images. Default: warp, if the task supports it."""
     device: str = "auto"
-    """Device of the computation: cpu, cuda or cuda:1; auto uses a GPU where there is one."""
+    """Device: cpu, cuda or cuda:1; auto uses a GPU if there is one."""
     precision: PrecisionName = "auto"
     """bf16 multiplies in bfloat16 and keeps weights in float32; auto uses it on GPUs that support it."""
     path: PathName = "auto"
     """Computation path on a GPU; auto is the fastest supported one. kernels: CUDA graphs and fused kernels. cudnn: the
-    same with cuDNN's convolutions. captured: CUDA graphs alone. eager: neither."""
+    same with cuDNN's convolutions. captured: only CUDA graphs. eager: neither."""
 
     replay_capacity: int = 500_000
     """Replay buffer size."""
     pictures: int = 4096
-    """Random crops of overlay images held in memory."""
+    """Number of overlay images (random crops) in memory."""
     pictures_renewed_every: int = 50_000
-    """Steps in which all overlay crops are renewed, a sixteenth at a time."""
+    """Steps in which all overlay images are replaced by new ones."""
 
     log_every: int = 1000
-    """Steps between lines of metrics."""
+    """Steps between logged metrics."""
     images_every: int = 50_000
-    """Steps between TensorBoard images of observation, mask and predicted mask; 0 for none."""
+    """Steps between TensorBoard images of observation, mask and predicted mask; 0: never."""
     evaluate_every: int = 50_000
-    """Steps between evaluations; 0 for none."""
+    """Steps between evaluations; 0: never."""
     evaluate_episodes: int = 5
-    """Episodes of each evaluation, in each shift."""
+    """Episodes per evaluation and shift."""
     evaluate_shifts: tuple[str, ...] = None  # type: ignore[assignment]
     """Shifts to evaluate in during training."""
     checkpoint_every: int = 50_000
-    """Steps between checkpoints; there is one at the end too."""
+    """Steps between checkpoints. There is also one at the end."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep."""
     save_replay: bool = True
-    """Save the replay buffer with the newest checkpoint, so that a resumed run continues exactly."""
+    """Save the replay buffer with the latest checkpoint, so that a resumed run continues exactly."""
 
     settings: Any = None
-    """Hyperparameters of the agent: an instance of its settings dataclass."""
+    """Hyperparameters of the agent (an instance of its settings dataclass)."""
 
     def __post_init__(self) -> None:
+        for name, kind in (("task", str), ("agent", str), ("action_repeat", int | None)):  # the others depend on these
+            check_type(name, getattr(self, name), kind)
         task = find_task(self.task, self.action_repeat)
         for name in ("steps", "frame_stack", "evaluate_shifts"):
             if getattr(self, name) is None:
@@ -99,6 +101,8 @@ class TrainConfig:
             object.__setattr__(self, "renderer", "warp" if "warp" in known else known[0])
         if self.settings is None:
             object.__setattr__(self, "settings", settings_for(self.agent, self.task))
+        object.__setattr__(self, "seed", check_seed(self.seed))  # a numpy integer has no place in config.json
+        validate(self)
         self._check_settings()
         for shift in self.evaluate_shifts:
             check_shift(self.task, shift)
@@ -110,7 +114,12 @@ class TrainConfig:
         for name in (*positive, "pictures", "pictures_renewed_every", "keep_checkpoints", "evaluate_episodes"):
             if getattr(self, name) < 1:
                 raise InvalidValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
-        object.__setattr__(self, "seed", check_seed(self.seed))  # a numpy integer has no place in config.json
+        for name in ("images_every", "evaluate_every"):
+            if getattr(self, name) < 0:
+                raise InvalidValueError(f"{name} must be at least 0, not {getattr(self, name)!r}; 0 is for never")
+        pad = getattr(self.settings, "shift_pad", 0)
+        if pad >= self.image_size:
+            raise InvalidValueError(f"shift_pad must be below image_size, which is {self.image_size}, not {pad!r}")
         if self.image_size % 4 or self.image_size < 16:
             raise InvalidValueError(f"image_size must be a multiple of 4 and at least 16, not {self.image_size!r}")
 
@@ -127,12 +136,12 @@ class TrainConfig:
 
     @property
     def plugins(self) -> tuple[str, ...]:
-        """The modules outside of this package that the run needs: of its agent, its task and what its settings name."""
+        """Modules outside of this package that the run needs: for its agent, its task and its settings."""
         origins = [registry.origin(name) for registry, name in self._named_by_settings()]
         return plugins.outside([AGENTS.origin(self.agent), *find_task(self.task).modules, *origins])
 
     def check_requirements(self) -> None:
-        """Refuse settings that name something whose own requirements, such as Captum, are not installed."""
+        """Reject settings whose requirements, such as Captum, are not installed."""
         for registry, name in self._named_by_settings():
             if isinstance(found := registry[name], Method):
                 found.check()
@@ -168,20 +177,26 @@ def _tupled(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train an agent, in a folder OUT/<task>/<agent>/<seed>. A run that was stopped continues with --resume."""
+    """Train an agent in the folder OUT/<task>/<agent>/<seed>. Use --resume to continue a stopped run."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: Literal["paper", "tiny"] = "paper"
     """paper: the paper's hyperparameters. tiny: small networks, a minute or two on two CPU cores."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """JSON or TOML file with options, or a run to copy them from. Command line options override it."""
     out: Path = Path("runs")
-    """Folder of the runs."""
+    """Output folder of the runs."""
     seeds: tuple[int, ...] = ()
-    """Seeds of several runs, one after another; the same command again continues where it was stopped."""
+    """Seeds of several runs, one after another. Run the command again to resume."""
+    devices: tuple[str, ...] = ()
+    """With --seeds: devices to train on in parallel, one run on each, such as cuda:0 cuda:1."""
     resume: Path | None = None
-    """Run to continue from its newest checkpoint, with the configuration it was started with; --steps alone may be
-    given with it, to train longer."""
+    """Run to continue from its newest checkpoint, or one of its checkpoints to go back to, with the configuration it
+    was started with; --steps alone may be given with it, to train longer."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Show no progress bar."""
+    """Hide the progress bar."""
+    logger: tuple[str, ...] = ()
+    """Services to log to, in addition to the files in the run's folder."""
 
 
 TINY: dict[str, Any] = {
@@ -216,6 +231,7 @@ def preset(name: str, task: str, agent: str = "sgqn") -> TrainConfig:
     """`paper`: the paper's hyperparameters for the task. `tiny`: small networks that train in a minute or two."""
     if name not in PRESETS:
         raise UnknownNameError("preset", name, PRESETS)
+    check_type("task", task, str)
     if name == "paper":
         return TrainConfig(task=task, agent=agent)
     shifts = find_task(task).defaults.evaluate_shifts
@@ -223,16 +239,38 @@ def preset(name: str, task: str, agent: str = "sgqn") -> TrainConfig:
     return TrainConfig(task=task, agent=agent, evaluate_shifts=(shifts[0], shifts[-1]), settings=settings, **TINY)
 
 
+CHOSEN_FIRST = {"preset": "paper", "task": TrainConfig.task, "agent": TrainConfig.agent}
+"""Options that the defaults of other options depend on, with their own defaults."""
+
+
+def configure(options: Mapping[str, Any] | None = None, **more: Any) -> TrainConfig:
+    """The configuration for options of `sgqn train`, by name: options of the run, of the agent, and `preset`.
+
+    configure(task="walker-walk", agent="sgqn", rho=0.9, steps=100_000)
+    """
+    given = {name.replace("-", "_"): _tupled(value) for name, value in {**(options or {}), **more}.items()}
+    base = preset(
+        given.pop("preset", "paper"), given.pop("task", TrainConfig.task), given.pop("agent", TrainConfig.agent)
+    )
+    own = {one.name for one in dataclasses.fields(TrainConfig)} - {"settings"}
+    of_agent = {one.name for one in dataclasses.fields(base.settings)}
+    for name in given:
+        if name not in own | of_agent:
+            raise UnknownNameError(f"option of agent {base.agent!r}", name, own | of_agent)
+    settings = dataclasses.replace(base.settings, **{name: given[name] for name in given if name in of_agent})
+    return dataclasses.replace(base, settings=settings, **{name: given[name] for name in given if name in own})
+
+
 def settings_for(agent: str, task: str, **values: Any) -> Any:
-    """An agent's settings with the task's own rho and augmentation, and those of the values that it has."""
+    """An agent's settings: the task's defaults, overridden by the given values that the agent has."""
     kind, defaults = AGENTS[agent].settings, find_task(task).defaults
-    wanted = {"rho": defaults.rho, "augmentation": defaults.augmentation, **values}
+    wanted = {"rho": defaults.rho, "augmentation": defaults.augmentation, **defaults.settings, **values}
     names = {one.name for one in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in wanted.items() if name in names})
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
+    """Versions of the packages that a result depends on."""
     packages = dict.fromkeys(["sgqn", "torch", "numpy", *(name for family in families() for name in family.packages)])
     found = {"python": platform.python_version()}
     for package in (*packages, "gymnasium"):

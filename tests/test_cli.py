@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import logging
 import os
 import re
 import subprocess
@@ -15,11 +16,14 @@ import sgqn
 from sgqn import cli, data
 from sgqn.agents.sgqn import SGQNSettings
 from sgqn.cli import main
-from sgqn.cli.command import Command
+from sgqn.cli.command import Command, to_integer
 from sgqn.config import TrainConfig, TrainOptions
 from sgqn.envs.families.robot import Robot
 from sgqn.errors import InvalidValueError
+from sgqn.registry import import_submodules
 from tests.helpers import fails, write_clip, write_colors, write_image
+
+import_submodules("sgqn.cli")  # which fills COMMANDS
 
 # The command as such
 
@@ -67,9 +71,12 @@ def option_texts(page: str) -> dict[str, str]:
     for line in page.splitlines():
         if line[:2] in ("│ ", "  ") and line.strip(" │"):  # in a box, or on a terminal that has none
             name, _, text = line[2:].rstrip(" │").partition("  ")
+            if name and option.count("{") > option.count("}"):  # choices that take several lines
+                name = option + name
+                del texts[option]
             option = name or option  # a line that is indented goes on with the option before
             texts[option] = " ".join((texts.get(option, "") + " " + text).split())
-    options = [name for name in texts if re.match(r"--?[a-z]|\{", name) or name.isupper()]  # not a box's heading
+    options = [name for name in texts if re.match(r"--?[a-z]|\{|[A-Z]{2}", name)]  # not a box's heading
     return {option: re.sub(r"\((required|default: .*)\)$", "", texts[option]).strip() for option in options}
 
 
@@ -106,8 +113,46 @@ def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], store: P
     assert "--steps" in fails(capsys, "preview", "--steps", "many")
     assert "--bogus" in fails(capsys, "preview", "--bogus", "1")
     assert "'places'" in fails(capsys, "data", "get", "places", "--from", "x")
-    assert "--from" in fails(capsys, "data", "get", "dmcgb")
     assert "sgqn data --help" in fails(capsys, "data", "what")
+
+
+@pytest.mark.parametrize(("text", "number"), [("5e5", 500_000), ("1.5e3", 1500), ("500_000", 500_000), ("-2", -2)])
+def test_integers_in_scientific_notation(text: str, number: int) -> None:
+    assert to_integer(text) == number
+
+
+@pytest.mark.parametrize("text", ["1.5", "15e-1", "1e999", "1e3x", "nan", ""])
+def test_what_is_no_integer(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert f"{text!r} is not an integer" in fails(capsys, "train", "--steps", text)
+
+
+def test_steps_in_scientific_notation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "steps must be above 1008, not 1000" in fails(capsys, "train", "--steps", "1e3")
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "sgqn", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"sgqn {sgqn.__version__}\n"
+
+
+def test_log_lines_are_plain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever another package has set up for the root logger, each line is printed once, without its origin."""
+
+    def say() -> None:
+        logging.getLogger("sgqn.envs").info("a detail")
+        logging.getLogger("sgqn.envs").warning("no\nclips")
+
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(sys.stderr)])
+    monkeypatch.setitem(cli.COMMANDS, "data", Command(say, 0))
+    assert main(["data"]) == 0
+    assert capsys.readouterr().err == "warning: no clips\n"
+    assert main(["data", "--log-level", "info"]) == 0
+    assert capsys.readouterr().err == "a detail\nwarning: no clips\n"
+    assert main(["--log-level=error", "data"]) == 0
+    assert capsys.readouterr().err == ""
+    assert logging.getLogger("sgqn").propagate
+    assert "unknown log level 'loud'" in fails(capsys, "data", "--log-level", "loud")
+    assert "--log-level needs one of debug, info" in fails(capsys, "data", "--log-level")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +304,7 @@ def test_what_an_attribution_needs_is_missed_before_a_run_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "captum", None)
-    options = ("--preset", "tiny", "--attribution", "grad_cam", "--out", str(tmp_path))
+    options = ("--preset", "tiny", "--attribution", "occlusion", "--out", str(tmp_path))
     assert "needs Captum" in fails(capsys, "train", *options)
     assert not list(tmp_path.iterdir())
 

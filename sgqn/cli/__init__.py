@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import sgqn
@@ -14,6 +15,8 @@ from sgqn import plugins
 from sgqn.cli.command import COMMANDS, Parser, first_line
 from sgqn.errors import Interrupted, InvalidValueError, SgqnError, UnknownNameError
 from sgqn.registry import import_submodules
+
+LEVELS = ("debug", "info", "warning", "error")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,8 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: list[str]) -> None:
-    """Find the command that the first one or two words name, and call it with the rest."""
-    args = _load_plugins(args)
+    """Find the command named by the first one or two words, and call it with the rest."""
+    args, modules = _taken(args, "--plugin", "the name of a module, such as --plugin my_module")
+    args, levels = _taken(args, "--log-level", f"one of {', '.join(LEVELS)}")
+    with _logging(levels[-1] if levels else "warning"):
+        plugins.load(modules)
+        _dispatch(args)
+
+
+def _dispatch(args: list[str]) -> None:
     for path in (Path(arg) for arg in args if not arg.startswith("-")):
         if path.is_dir():
             _load_plugins_of(path)
@@ -58,41 +68,65 @@ def _run(args: list[str]) -> None:
         raise UnknownNameError("command", name, {known.split()[0] for known in COMMANDS})
 
 
-def _load_plugins(args: list[str]) -> list[str]:
-    """Import the modules that `--plugin MODULE` names, anywhere on the command line; returns the other arguments."""
-    left, modules, rest = [], [], iter(args)
+def _taken(args: list[str], option: str, value: str) -> tuple[list[str], list[str]]:
+    """Take an option of all commands from anywhere on the command line: the other arguments, and its values."""
+    left, values, rest = [], [], iter(args)
     for arg in rest:
-        if arg == "--plugin":
-            if not (module := next(rest, "")):
-                raise InvalidValueError("--plugin needs the name of a module, such as --plugin my_module")
-            modules.append(module)
-        elif arg.startswith("--plugin="):
-            modules.append(arg.partition("=")[2])
-        else:
+        name, equals, given = arg.partition("=")
+        if name != option:
             left.append(arg)
-    plugins.load(modules)
-    return left
+        elif not (given := given if equals else next(rest, "")):
+            raise InvalidValueError(f"{option} needs {value}")
+        else:
+            values.append(given)
+    return left, values
+
+
+@contextlib.contextmanager
+def _logging(level: str) -> Iterator[None]:
+    """Print the package's log messages of this level and above as plain lines on stderr."""
+    if level not in LEVELS:
+        raise UnknownNameError("log level", level, LEVELS)
+    logger, handler = logging.getLogger("sgqn"), _Lines()
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False  # other packages may have set up the root logger
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """On the current stderr, which a progress bar may have replaced."""
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        print(level + " ".join(record.getMessage().split()), file=sys.stderr)
 
 
 def _load_plugins_of(path: Path) -> None:
     """Import what a run, checkpoint or exported agent on the command line needs, so that options can name it.
 
-    What is wrong with it is reported when it is loaded.
+    Errors are reported when it is loaded.
     """
     run = path.parent.parent if path.parent.name == "checkpoints" else path
     for file in (run / "config.json", path / "agent.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, SgqnError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SgqnError):
             values = json.loads(file.read_text())
             plugins.load(map(str, list(values.get("config", values)["plugins"])))
 
 
 def _print_help() -> None:
-    print("usage: sgqn [--plugin MODULE] COMMAND [OPTIONS]\n")
-    print("Visual reinforcement learning that works in scenes it never saw.\n\ncommands:")
+    print("usage: sgqn [--plugin MODULE] [--log-level LEVEL] COMMAND [OPTIONS]\n")
+    print("Visual reinforcement learning that generalizes to unseen scenes.\n\ncommands:")
     for name, command in sorted(COMMANDS.items(), key=lambda item: item[1].order):
         print(f"  {name:<10}  {first_line(command.function)}")
     print("\n--plugin MODULE imports a module that registers agents, attributions, augmentations or task families.")
-    print("`sgqn COMMAND --help` explains a command; `sgqn --version` prints the version.")
+    print(f"--log-level is one of {', '.join(LEVELS)}; warning by default.")
+    print("Run `sgqn COMMAND --help` for the options of a command, `sgqn --version` for the version.")
 
 
 __all__ = ["COMMANDS", "main"]

@@ -11,6 +11,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -104,7 +105,7 @@ class Parser:
 
         del bind.__wrapped__  # tyro is to read the annotations below
         hints = typing.get_type_hints(function, include_extras=True)
-        bind.__annotations__ = {name: with_choices(hint) for name, hint in hints.items()}
+        bind.__annotations__ = {name: with_choices(hint, args) for name, hint in hints.items()}
         bind.__signature__ = inspect.signature(function).replace(  # type: ignore[attr-defined]
             parameters=[
                 parameter.replace(annotation=bind.__annotations__[parameter.name])
@@ -115,18 +116,26 @@ class Parser:
         return call
 
 
-def with_choices(hint: Any) -> Any:
+def literal(names: Iterable[str], args: list[str]) -> Any:
+    """A literal type of the names, and of those arguments that are names too without being listed: methods may come
+    with arguments of their own, as in `smoothgrad:samples=4`."""
+    listed = tuple(names)
+    values = (arg.partition("=")[2] if arg.startswith("--") else arg for arg in args)
+    return Literal[(*listed, *(value for value in values if value not in listed and value in names))]
+
+
+def with_choices(hint: Any, args: list[str]) -> Any:
     """A type hint in which strings marked by `Names` are literals of the names."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         base, *marks = parts
         names = next((mark for mark in marks if isinstance(mark, Names)), None)
         others = tuple(mark for mark in marks if mark is not names)
-        inner = with_choices(base) if names is None else Literal[tuple(names.names())]
+        inner = with_choices(base, args) if names is None else literal(names.names(), args)
         return Annotated[(inner, *others)] if others else inner
     if not parts or origin is Literal:
         return hint
-    changed = tuple(with_choices(part) for part in parts)
+    changed = tuple(with_choices(part, args) for part in parts)
     if origin in (typing.Union, type(int | None)):
         return typing.Union[changed]  # noqa: UP007 (made of a tuple)
     return origin[changed] if changed != parts else hint
@@ -136,7 +145,7 @@ def run_tyro(name: str, what: Any, args: list[str], lists_tasks: bool = False, *
     """`tyro.cli`, its boxed error messages as one line; `lists_tasks` adds the tasks to the help."""
     message = io.StringIO()
     try:
-        with contextlib.redirect_stderr(message):
+        with contextlib.redirect_stderr(message), _INTEGERS:
             return tyro.cli(what, prog=f"sgqn {name}", args=args, **options)
     except SystemExit as stop:
         if not stop.code:  # --help
@@ -148,6 +157,33 @@ def run_tyro(name: str, what: Any, args: list[str], lists_tasks: bool = False, *
             names = [known for known in re.findall(r"'([^']*)'", choice[3]) if known != "None"]
             raise UnknownNameError(choice[2].replace("-", " "), choice[1], names) from None
         raise InvalidValueError(f"{line} (see `sgqn {name} --help`)") from None
+
+
+_INTEGERS = tyro.constructors.ConstructorRegistry()
+
+
+@_INTEGERS.primitive_rule
+def _integers(about: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[int] | None:
+    """Integers may be written as 500000, 500_000 or 5e5."""
+    if about.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda args: to_integer(args[0]),
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def to_integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        number = Decimal(text) if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}", text) else None
+        if number is None or number != int(number):
+            raise ValueError(f"{text!r} is not an integer") from None
+        return int(number)
 
 
 def print_tasks() -> None:

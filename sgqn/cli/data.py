@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @command("data", order=10)
 def data(json: Flag = False) -> None:
-    """Show what data was found where, and how to get the rest (`sgqn data get`).
+    """Show which data is installed, and how to get the rest (`sgqn data get`).
 
     Args:
         json: Print JSON instead of a table.
@@ -42,18 +42,18 @@ def data(json: Flag = False) -> None:
 @command("data get", order=11)
 def data_get(
     kind: tyro.conf.Positional[Literal["dmcgb", "overlay"]],
-    source: Annotated[str, tyro.conf.arg(name="from", metavar="PATH_OR_URL")],
+    source: Annotated[str | None, tyro.conf.arg(name="from", metavar="PATH_OR_URL")] = None,
 ) -> None:
-    """Install clips and colours (dmcgb) or images (overlay) from a folder, an archive or a URL.
+    """Install clips and colours (dmcgb) or images (overlay): from the web, a folder or an archive.
 
-    Files are recognised wherever they lie in the source, verified, and put into the data directory. What is
-    there already is skipped; a broken download continues when the command is run again.
+    Files are found anywhere in the source, verified, and copied to the data directory. Existing files are skipped. An
+    interrupted download resumes when the command is run again.
 
     Args:
         kind: dmcgb: the benchmark's video_easy/*.mp4, video_hard/*.mp4, color_easy and color_hard;
             overlay: every image of the source.
         source: A folder (such as a clone of the benchmark's repository), a .zip or .tar archive, or an
-            http(s) URL of one.
+            http(s) URL of one. Default: the benchmark's repository; the validation set of Places365, 525 MB.
     """
     from sgqn import data as store
 
@@ -104,13 +104,13 @@ def _print_how_to_get(console: Console, entries: list[Entry], missing_of: dict[s
         lines += [
             "",
             f"Clips and colours: the benchmark's repository, {BENCHMARK},",
-            "as a clone, a downloaded archive, or straight from the web:",
-            f"  git clone {BENCHMARK}",
-            "  sgqn data get dmcgb --from dmcontrol-generalization-benchmark",
+            "from the web, or from a clone or a downloaded archive:",
             f"  {HOW_TO_GET['dmcgb']}",
+            "  sgqn data get dmcgb --from dmcontrol-generalization-benchmark",
         ]
     if HOW_TO_GET["overlay"] in lacking:
-        lines += ["", "Overlay images: Places365 or any folder of images:", f"  {HOW_TO_GET['overlay']}"]
+        lines += ["", "Overlay images: Places365 (525 MB), or any folder of images:", f"  {HOW_TO_GET['overlay']}"]
+        lines += ["  sgqn data get overlay --from FOLDER"]
     for name, missing in missing_of.items():
         if missing is not None:
             lines += ["", f"Tasks of the family {name}: {missing}"]

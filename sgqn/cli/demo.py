@@ -20,18 +20,18 @@ def demo(
 ) -> None:
     """Show a trained agent in the clean scene and in a distracting one, and where it looks.
 
-    Needs no data and no GPU. Prints a table; writes a web page that needs no other file, index.html, and an animation,
-    demo.webp, into a folder.
+    Needs no data and no GPU. Prints a table, and writes a self-contained web page, index.html, and an animation,
+    demo.webp, to a folder.
 
     Args:
-        task: Task of a pretrained agent; `sgqn pretrained` lists them.
-        agent: Which of the task's pretrained agents.
-        run: Your own agent instead: a run, a checkpoint or an exported agent.
+        task: Task of the pretrained agent; `sgqn pretrained` lists them.
+        agent: Name of the pretrained agent.
+        run: Your own agent: a run, a checkpoint or an exported agent.
         shift: The distracting scene. Default: the task's hardest shift.
-        steps: Steps of the episode. Default: all, but at most 250.
-        out: Folder to write.
-        seed: Seed of the episode: the same for everyone.
-        renderer: Renderer of the images. gl draws the benchmark's own pixels.
+        steps: Number of steps. Default: the whole episode, at most 250.
+        out: Output folder.
+        seed: Seed of the episode.
+        renderer: Renderer; gl draws the benchmark's own pixels.
     """
     from sgqn import demo as showing
 

@@ -22,21 +22,21 @@ def explain(
     renderer: Renderer = "auto",
     device: str = "cpu",
 ) -> None:
-    """Show where agents look: moments of an episode as a sheet (.png), or all of it as a video (.mp4).
+    """Show where agents look: frames of an episode as a sheet (.png), or the whole episode as a video (.mp4).
 
-    There is one block of images for each shift, run, method and rho. On a sheet all agents are shown the same moments,
-    of the episode that the first one plays in the first shift; in a video each plays its own.
+    There is one block of images for each shift, run, method and rho. On a sheet, all blocks show the same time steps of
+    the episode that the first agent plays in the first shift. In a video, each agent plays its own episode.
 
     Args:
         paths: Runs of one task, checkpoints, exported agents, or names such as pretrained:walker-walk.
-        shift: Shifts of the episode. Default: the task's hardest.
-        out: File to write; its suffix, .png or .mp4, decides the format.
-        method: Attribution methods. Default: the run's own.
+        shift: Shifts of the episode. Default: the task's hardest shift.
+        out: Output file, .png or .mp4.
+        method: Attribution methods, optionally with arguments (smoothgrad:samples=64). Default: the run's own.
         rho: Quantiles below which pixels are masked. Default: the run's own.
-        frames: Moments in each block of a sheet (default 4; with several shifts 2), or steps of a video (default: all).
-        seed: Seed of the episode: the same for everyone.
-        renderer: Renderer of the images. gl draws the benchmark's own pixels.
-        device: Device of the networks.
+        frames: Time steps in a block of a sheet (default: 4, or 2 with several shifts) or in a video (default: all).
+        seed: Seed of the episode.
+        renderer: Renderer; gl draws the benchmark's own pixels.
+        device: Device to run the networks on.
     """
     from sgqn import explain as explaining
 

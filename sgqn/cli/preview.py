@@ -17,13 +17,13 @@ def preview(
     seed: int = 0,
     steps: int = 60,
 ) -> None:
-    """Look at a task under a shift: random actions, as a sheet of frames (.png) or a video (.mp4).
+    """Preview a task in a shift with random actions, as a sheet of frames (.png) or a video (.mp4).
 
     Args:
         task: Task to show.
         shift: Shift to show. Default: the training scene.
-        out: File to write; its suffix, .png or .mp4, decides the format.
-        renderer: Renderer of the images.
+        out: Output file, .png or .mp4.
+        renderer: Renderer; gl draws the benchmark's own pixels.
         seed: Seed of the environment and the actions.
         steps: Number of agent steps.
     """

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,25 +26,43 @@ def report(
     renderer: Renderer = "auto",
     device: str = "cpu",
 ) -> None:
-    """Write a page about any set of runs: tables next to the paper's, learning curves, where the agents look.
+    """Write a report about runs: tables next to the paper's, learning curves, what the agents look at.
 
-    OUT/index.html needs no other file; OUT/report.md is the same as Markdown, OUT/tables has every table as CSV.
+    OUT/index.html is self-contained, OUT/report.md is the same as Markdown, OUT/tables has every table as CSV.
 
     Args:
-        paths: Folders with runs in them, at any depth.
-        out: A new or empty folder, or one with an earlier report, which is replaced.
-        shift: Shifts of the images, and of --saliency. Default: the training scene and the hardest evaluated shift.
-        saliency: Measure the saliency of runs where it is not recorded yet; takes minutes.
-        no_pictures: Leave out the images of what the agents look at, which need checkpoints.
-        seed: Seed of the episodes that are shown and measured.
-        renderer: Renderer of the images. gl draws the benchmark's own pixels.
-        device: Device of the networks.
+        paths: Folders that contain runs, at any depth, or the URL of a sweep's storage.
+        out: Output folder: new, empty, or with an earlier report, which is replaced.
+        shift: Shifts of the gallery and of --saliency. Default: the training scene and the hardest evaluated shift.
+        saliency: Measure saliency where it is not recorded yet. Takes minutes.
+        no_pictures: Skip the gallery of images, which needs checkpoints.
+        seed: Seed of the episodes in the gallery and of --saliency.
+        renderer: Renderer; gl draws the benchmark's own pixels.
+        device: Device to run the networks on.
     """
     from sgqn.results.report import report as write
 
     options: dict[str, Any] = {"pictures": not no_pictures, "saliency": saliency, "seed": seed}
-    with bars() as advance:
-        made = write(paths, out, shift, renderer=renderer, device=device, on_part=advance, **options)
+    with bars() as advance, _downloaded(paths) as folders:
+        made = write(folders, out, shift, renderer=renderer, device=device, on_part=advance, **options)
     for warning in made.warnings:
         print(f"warning: {' '.join(warning.split())}", file=sys.stderr)
     print(f"{made.page}: {made.runs} run{'s' * (made.runs != 1)}")
+
+
+@contextlib.contextmanager
+def _downloaded(paths: Iterable[Path]) -> Iterator[list[Path]]:
+    """The paths, with local copies of URLs, of which pathlib has kept one slash."""
+    with contextlib.ExitStack() as stack:
+        folders = []
+        for path in paths:
+            url = re.fullmatch(r"([a-z][a-z0-9+.-]+):/(.*)", str(path))
+            if url and not path.exists():
+                from sgqn.sweep.storage import Remote
+
+                target = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sgqn-")))
+                Remote(f"{url[1]}://{url[2]}").download_records(target)
+                folders.append(target)
+            else:
+                folders.append(path)
+        yield folders

@@ -21,22 +21,22 @@ def saliency(
     device: str = "cpu",
     json: Flag = False,
 ) -> None:
-    """Measure where an agent looks against the simulator's mask of the controlled system.
+    """Compare an agent's attributions with the simulator's mask of the controlled system.
 
-    Results are appended to the run's saliency.jsonl, where `sgqn report` finds them; those of an exported or pretrained
-    agent are printed only.
+    Results are appended to the run's saliency.jsonl, which `sgqn report` reads; those of exported and pretrained agents
+    are only printed.
 
     Args:
         path: Run, checkpoint or exported agent, or a name such as pretrained:walker-walk.
         shift: Shifts to measure in. Default: the training scene and the hardest shift.
         episodes: Episodes in each shift.
-        method: Attribution methods. Default: the run's own.
+        method: Attribution methods, optionally with arguments (smoothgrad:samples=64). Default: the run's own.
         rho: Quantile below which pixels are masked. Default: the run's own.
         every: Measure every n-th observation.
-        no_curves: Leave out deletion and insertion, the costly part.
-        seed: Seed of the episodes: the same for everyone.
-        renderer: Renderer of the images. gl draws the benchmark's own pixels.
-        device: Device of the networks.
+        no_curves: Skip deletion and insertion, which take most of the time.
+        seed: Seed of the episodes.
+        renderer: Renderer; gl draws the benchmark's own pixels.
+        device: Device to run the networks on.
         json: Print JSON instead of a table.
     """
     from rich.console import Console

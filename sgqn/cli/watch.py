@@ -18,22 +18,22 @@ def watch(
     device: str = "cpu",
     no_browser: Flag = False,
 ) -> None:
-    """Watch an agent act, live on a local web page: where it looks, its value, its run's learning curves.
+    """Watch an agent live on a local web page: where it looks, its value, its learning curves.
 
-    Shift, method, rho, episode and speed can be changed on the page; the options set what it starts with. A run that is
-    still training is followed: its curves as they grow, its newest checkpoint at the next episode. Ctrl-C ends it.
+    The options are initial values: shift, method, rho, episode and speed can be changed on the page. While the run is
+    training, its curves are updated, and its latest checkpoint is loaded at the next episode. Press Ctrl-C to stop.
 
     Args:
         path: Run, checkpoint or exported agent, or a name such as pretrained:walker-walk.
-        shift: Shift to start with. Default: the task's hardest.
-        method: Attribution method to start with. Default: the run's own.
-        rho: Quantile below which pixels are masked. Default: the run's own.
-        seed: Seed of the episodes: the same for everyone.
-        host: Address to listen at. Others than this machine's own can watch and change what is shown.
-        port: Port to listen at; 0 for any free one.
-        renderer: Renderer of the images. gl draws the benchmark's own pixels.
-        device: Device of the networks.
-        no_browser: Print the page's address, open no browser.
+        shift: Initial shift. Default: the task's hardest shift.
+        method: Initial attribution method. Default: the run's own.
+        rho: Initial quantile below which pixels are masked. Default: the run's own.
+        seed: Seed of the episodes.
+        host: Address to listen on. With 0.0.0.0, other machines can watch and use the controls.
+        port: Port to listen on; 0: any free port.
+        renderer: Renderer; gl draws the benchmark's own pixels.
+        device: Device to run the networks on.
+        no_browser: Print the page's address, but do not open a browser.
     """
     from sgqn import watch as live
 

@@ -1,11 +1,11 @@
-"""The one data directory: where clips, colours and pictures lie, and how they get there.
-
-Everything here is optional. Where a set is missing, a built-in generated source serves; see `inventory`.
+"""The data directory with clips, colours and overlay images, and how to install them. All data is optional. If a set is
+missing, generated data is used instead; see `inventory`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import io
 import json
@@ -42,10 +42,16 @@ COLOR_KEYS = ("grid_rgb1", "grid_rgb2", "self_rgb", "skybox_rgb")
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
 
 BENCHMARK = "https://github.com/nicklashansen/dmcontrol-generalization-benchmark"
-HOW_TO_GET = {
-    "dmcgb": f"sgqn data get dmcgb --from {BENCHMARK}/archive/HEAD.zip",
-    "overlay": "sgqn data get overlay --from FOLDER_OF_IMAGES",
+SOURCES = {
+    "dmcgb": (f"{BENCHMARK}/archive/HEAD.zip", ""),
+    "overlay": (
+        "http://data.csail.mit.edu/places/places365/val_256.tar",
+        "24b4e639ef12a0012af525bc4cb443e4ab4aaea8369a1fb009b70e4a4aad5d48",
+    ),
 }
+"""Where each kind of data is downloaded from unless another source is given, and the archive's SHA-256 if it is fixed.
+Images are the validation set of Places365: 36,500 images, 525 MB."""
+HOW_TO_GET = {kind: f"sgqn data get {kind}" for kind in SOURCES}
 
 Color = tuple[float, float, float]
 
@@ -55,11 +61,11 @@ _PAUSE = 1.0  # seconds before the second attempt; doubles with each further one
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
 
 
-# Where things lie
+# Locations
 
 
 def default_data_dir() -> Path:
-    """The directory that serves when `SGQN_DATA` is not set; it need not exist."""
+    """The directory if `SGQN_DATA` is not set; it need not exist."""
     import platformdirs
 
     return platformdirs.user_cache_path("sgqn") / "data"
@@ -96,13 +102,13 @@ def color_settings_file(kind: str) -> Path | None:
 
 
 def overlay_images() -> list[Path]:
-    """Every picture below `overlay/`, recognised by suffix, sorted; links to folders are followed."""
+    """All images below `overlay/`, found by suffix, sorted; links to folders are followed."""
     root = data_dir() / "overlay"
     return sorted(root / name for name in _files_below(root) if _is_image(PurePosixPath(name)))
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sort key under which digits count as numbers."""
+    """Sort key that compares digits as numbers."""
     parts = re.split(r"(\d+)", path.name)
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
@@ -125,7 +131,7 @@ def _files_below(root: Path) -> Iterator[str]:
                 yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
 
 
-# Is a file what it claims to be?
+# Validation of files
 
 
 def load_colors(path: Path | str) -> list[dict[str, Color]]:
@@ -178,9 +184,9 @@ def _image_problem(path: Path) -> str | None:
             image.draft("RGB", (64, 64))  # a JPEG decodes several times faster, and truncation still shows
             image.load()
     except UnidentifiedImageError:
-        return "is not a picture"
+        return "is not an image"
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        return f"is a damaged picture ({_first_line(error)})"
+        return f"is a damaged image ({_first_line(error)})"
     return None
 
 
@@ -193,7 +199,7 @@ def _colors_problem(path: Path) -> str | None:
 
 
 def _parse_colors(value: Any) -> list[dict[str, Color]]:
-    """Validate a list of colour settings; lists, tuples, arrays and tensors of three numbers will do."""
+    """Validate a list of colour settings; colours may be lists, tuples, arrays or tensors of three numbers."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"expected a non-empty list, found {type(value).__name__}")
     settings = []
@@ -233,25 +239,25 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-# What is there
+# Inventory
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One set of files: how much of it was found where, what serves instead, and how to get it."""
+    """One set of files: what was found, what is used instead, and how to get it."""
 
     name: str
     path: Path
     found: int
-    expected: int | None  # None: any number will do
+    expected: int | None  # None: any number
     state: str  # "complete", "incomplete", "missing" or "damaged"
-    instead: str  # what serves where the set is missing
+    instead: str  # what is used if the set is missing
     how: str  # the command that gets it
     problems: tuple[str, ...] = ()
 
 
 def inventory() -> list[Entry]:
-    """What was found in the data directory. Clips and colours are verified, pictures only counted."""
+    """Contents of the data directory. Clips and colours are verified, images only counted."""
     return [*map(_video_entry, VIDEO_KINDS), *map(_color_entry, COLOR_KINDS), _overlay_entry()]
 
 
@@ -270,7 +276,7 @@ def _color_entry(kind: str) -> Entry:
 
 
 def _overlay_entry() -> Entry:
-    return _entry("overlay", data_dir() / "overlay", len(overlay_images()), [], "generated pictures")
+    return _entry("overlay", data_dir() / "overlay", len(overlay_images()), [], "generated images")
 
 
 def _entry(name: str, path: Path, found: int, problems: list[str], instead: str) -> Entry:
@@ -285,12 +291,12 @@ def _entry(name: str, path: Path, found: int, problems: list[str], instead: str)
     return Entry(name, path, found, expected, state, instead, how, tuple(problems))
 
 
-# Getting the rest
+# Installation
 
 
 @dataclass
 class Installed:
-    """What one `get` did. `bad` maps a source file to the reason why it was not installed."""
+    """Result of `get`. `bad` maps a source file to the reason why it was not installed."""
 
     directory: Path
     installed: list[Path] = field(default_factory=list)
@@ -298,17 +304,19 @@ class Installed:
     bad: dict[str, str] = field(default_factory=dict)
 
 
-def get(kind: str, source: str, *, progress: bool = True) -> Installed:
-    """Install the benchmark's data ("dmcgb") or pictures ("overlay") from a folder, archive or http(s) URL.
+def get(kind: str, source: str | None = None, *, progress: bool = True) -> Installed:
+    """Install the benchmark's data ("dmcgb") or images ("overlay") from a folder, archive or http(s) URL.
 
+    The default is where they are published, with the checksum of the archive if that is known.
     Each file is verified and then renamed into place, so an interruption leaves nothing half-written; calling
-    again copies only what is missing. Damaged files are left out and named in the result.
+    again copies only what is missing. Damaged files are skipped and listed in the result.
     """
     if kind not in HOW_TO_GET:
         raise UnknownNameError("kind of data", kind, HOW_TO_GET)
     directory = data_dir()
+    source, sha256 = (source, "") if source is not None else SOURCES[kind]
     try:
-        with _progress_bar(progress) as bar, _open_source(source, directory, bar) as items:
+        with _progress_bar(progress) as bar, _open_source(source, directory, bar, sha256) as items:
             return _install(kind, source, items, directory, bar)
     except OSError as error:
         raise DataError(f"cannot read or write {error.filename or directory}: {error.strerror or error}") from None
@@ -326,15 +334,16 @@ class _Item:
 
 
 class _BadItemError(Exception):
-    """A file of the source that cannot be read or is not what it claims to be."""
+    """A file of the source that is unreadable or invalid."""
 
 
 @contextlib.contextmanager
-def _open_source(source: str, directory: Path, bar: Progress) -> Iterator[list[_Item]]:
+def _open_source(source: str, directory: Path, bar: Progress, sha256: str = "") -> Iterator[list[_Item]]:
     """The files of a source; what was downloaded is kept when interrupted and removed otherwise."""
     if re.match(r"https?://", source, re.IGNORECASE):
         archive = _download(source, directory / ".downloads", bar)
         try:
+            _check_sum(archive, source, sha256)
             with _open_archive(archive, source) as items:
                 yield items
         except DataError:
@@ -352,8 +361,17 @@ def _open_source(source: str, directory: Path, bar: Progress) -> Iterator[list[_
         raise DataError(f"{source!r} is neither a folder, an archive nor an http(s) URL")
 
 
+def _check_sum(archive: Path, source: str, sha256: str) -> None:
+    """Refuse an archive that is not the published one."""
+    if sha256:
+        with archive.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != sha256:
+            raise DataError(f"{source!r} is not the expected archive: its SHA-256 is {found}, not {sha256}")
+
+
 def _folder_items(folder: Path, directory: Path) -> list[_Item]:
-    """The files of a folder, our own data directory left out should it lie below."""
+    """The files of a folder, without the data directory if it is inside."""
     if folder.is_relative_to(directory):
         raise DataError(f"{str(folder)!r} lies in the data directory {directory}: there is nothing to copy")
     items = []
@@ -378,7 +396,7 @@ def _open_archive(path: Path, source: str) -> Iterator[list[_Item]]:
             else:
                 items = _tar_items(stack.enter_context(tarfile.open(path)))
         except (*_DAMAGED, OSError) as error:
-            raise DataError(f"{source!r} is not a whole zip or tar archive ({_first_line(error)})") from None
+            raise DataError(f"{source!r} is not a complete zip or tar archive ({_first_line(error)})") from None
         yield items
 
 
@@ -428,7 +446,7 @@ def _name_problem(name: str) -> str | None:
 
 
 def _target(kind: str, item: _Item) -> PurePosixPath | None:
-    """Where a file of the source belongs below the data directory; None if it is none of ours."""
+    """The destination of a source file below the data directory; None if it is not part of the data."""
     path = PurePosixPath(item.name)
     if any(part.startswith(".") and part not in (".", "..") for part in path.parts):
         return None
@@ -442,7 +460,7 @@ def _target(kind: str, item: _Item) -> PurePosixPath | None:
 
 
 def _install(kind: str, source: str, items: list[_Item], directory: Path, bar: Progress) -> Installed:
-    """Install every file that is recognised; of two that belong in one place, the first."""
+    """Install every known file; if two have the same destination, the first."""
     # JSON before the benchmark's own .pt, should a source hold both.
     items = sorted(items, key=lambda item: item.name.endswith(".pt"))
     wanted: dict[PurePosixPath, _Item] = {}
@@ -466,7 +484,7 @@ def _install(kind: str, source: str, items: list[_Item], directory: Path, bar: P
 
 _LOOKED_FOR = {
     "dmcgb": "video_easy/*.mp4, video_hard/*.mp4, color_easy.json (or .pt), color_hard.json (or .pt)",
-    "overlay": f"pictures ({', '.join(sorted(IMAGE_SUFFIXES))})",
+    "overlay": f"images ({', '.join(sorted(IMAGE_SUFFIXES))})",
 }
 
 
@@ -496,7 +514,7 @@ def _problem_of(target: Path) -> Callable[[Path], str | None]:
 
 
 def _chunks(item: _Item) -> Iterator[bytes]:
-    """The bytes of a file of the source; a failure to read them is the file's fault, not the disk's."""
+    """The content of a source file; a read error is reported as a damaged file."""
     try:
         with item.open() as content:
             while chunk := content.read(_CHUNK):
@@ -531,7 +549,7 @@ class _BrokenOffError(Exception):
 
 
 def _download(url: str, folder: Path, bar: Progress) -> Path:
-    """Fetch a URL into `<folder>/<name>.part`, continuing what an earlier attempt or call left there."""
+    """Download a URL to `<folder>/<name>.part`, resuming an earlier attempt or call."""
     name = re.sub(r"[^\w.-]", "_", re.sub(r"[?#].*", "", url).rstrip("/").rsplit("/", 1)[-1])
     part = folder / f"{name}.part"
     task = bar.add_task("Downloading", total=None)
@@ -555,11 +573,11 @@ def _download(url: str, folder: Path, bar: Progress) -> Path:
             time.sleep(_PAUSE * 2**attempt)
     if not part.exists():
         raise DataError(f"cannot download {url}: {reason}")
-    raise DataError(f"the download of {url} broke off ({reason}): run the same command again to continue")
+    raise DataError(f"the download of {url} was interrupted ({reason}): run the same command again to resume")
 
 
 def _fetch(url: str, part: Path, bar: Progress, task: TaskID) -> None:
-    """One request: continues `part` if the file on the server is still the same, else starts over."""
+    """One request: resumes `part` if the file on the server is unchanged, else starts over."""
     state = _read_state(part, url)
     offset = part.stat().st_size if state and part.exists() else 0
     headers = {"User-Agent": "sgqn", "Accept-Encoding": "identity"}
@@ -608,7 +626,7 @@ def _state_file(part: Path) -> Path:
 
 
 def _read_state(part: Path, url: str) -> dict[str, Any]:
-    """What is known of an unfinished download of this very URL; empty if there is none."""
+    """The record of an unfinished download of this URL; empty if there is none."""
     try:
         state = json.loads(_state_file(part).read_text())
     except (OSError, ValueError):
@@ -618,7 +636,7 @@ def _read_state(part: Path, url: str) -> dict[str, Any]:
 
 
 def _new_state(part: Path, url: str, headers: Message) -> dict[str, Any]:
-    """Record what a later request needs in order to know that the file on the server has not changed."""
+    """Record what a later request needs to check that the file on the server is unchanged."""
     length = headers.get("Content-Length", "")
     state: dict[str, Any] = {name: headers.get(name) for name in ("ETag", "Last-Modified")}
     state |= {"url": url, "length": int(length) if length.isdigit() else None}
@@ -630,7 +648,7 @@ def _new_state(part: Path, url: str, headers: Message) -> dict[str, Any]:
 
 
 def _continues(headers: Message, offset: int, state: dict[str, Any]) -> bool:
-    """Whether a partial answer really is the rest of the file that was begun."""
+    """Whether a partial response is the rest of the same file."""
     starts_here = headers.get("Content-Range", "").startswith(f"bytes {offset}-")
     same = all(headers.get(name, state[name]) == state[name] for name in ("ETag", "Last-Modified"))
     return starts_here and same and state["length"] in (None, _total(headers))
@@ -642,7 +660,7 @@ def _total(headers: Message) -> int | None:
 
 
 def _forget_download(part: Path) -> None:
-    """Remove a download that is finished or of no use, and its folder once empty."""
+    """Remove a finished or unusable download, and its folder if it is empty."""
     part.unlink(missing_ok=True)
     _state_file(part).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

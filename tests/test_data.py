@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import http.server
 import io
 import json
@@ -162,7 +163,7 @@ def test_empty_missing_and_alien_files_are_refused(tmp_path: Path, check: Callab
 def test_truncated_pictures_are_refused(tmp_path: Path, suffix: str) -> None:
     path = write_image(tmp_path / f"a.{suffix}", size=64)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert "damaged picture" in (data._image_problem(path) or "")
+    assert "damaged image" in (data._image_problem(path) or "")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_get_leaves_out_a_picture_that_is_none(store: Path, tmp_path: Path) -> N
     write_image(tmp_path / "images" / "good.png")
     (tmp_path / "images" / "bad.png").write_text("no picture")
     result = data.get("overlay", str(tmp_path / "images"), progress=False)
-    assert result.bad == {"bad.png": "is not a picture"}
+    assert result.bad == {"bad.png": "is not an image"}
     assert files(store) == {"overlay/good.png"}
 
 
@@ -296,7 +297,7 @@ def test_get_says_what_it_looked_for(store: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"nothing recognised in .*empty.*video_easy/\*\.mp4"):
         data.get("dmcgb", str(tmp_path / "empty"), progress=False)
-    with pytest.raises(DataError, match=r"looked for pictures \(.*\.png"):
+    with pytest.raises(DataError, match=r"looked for images \(.*\.png"):
         data.get("overlay", str(tmp_path / "empty"), progress=False)
     with pytest.raises(DataError, match="'nowhere' is neither"):
         data.get("overlay", "nowhere", progress=False)
@@ -394,7 +395,7 @@ def test_get_refuses_truncated_archives(store: Path, clone: Path, tmp_path: Path
         mode = suffix.replace("tar", "w").replace(".", ":")
         make_zip(clone, path) if suffix == "zip" else make_tar(clone, path, mode)
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError, match="is not a whole zip or tar archive"):
+    with pytest.raises(DataError, match="is not a complete zip or tar archive"):
         data.get("dmcgb", str(path), progress=False)
     assert files(store) == set()
 
@@ -534,7 +535,7 @@ def test_broken_download_resumes_within_a_call(store: Path, server: Server) -> N
 def test_broken_download_resumes_in_the_next_call(store: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "_ATTEMPTS", 1)
     server.cuts = [1000]
-    with pytest.raises(DataError, match=r"broke off .*run the same command again"):
+    with pytest.raises(DataError, match=r"was interrupted .*run the same command again"):
         data.get("dmcgb", server.url, progress=False)
     assert files(store) == {".downloads/HEAD.zip.part", ".downloads/HEAD.zip.part.json"}
     data.get("dmcgb", server.url, progress=False)
@@ -556,7 +557,7 @@ def test_changed_file_starts_over(
     monkeypatch.setattr(data, "_ATTEMPTS", 1)
     good = server.content
     server.etag, server.content, server.cuts = etags[0], bytes(len(good) + 9), [1000]
-    with pytest.raises(DataError, match="broke off"):
+    with pytest.raises(DataError, match="was interrupted"):
         data.get("dmcgb", server.url, progress=False)
     server.etag, server.content = etags[1], good
     data.get("dmcgb", server.url, progress=False)
@@ -596,7 +597,7 @@ def test_download_of_unknown_length(store: Path, server: Server) -> None:
 
 def test_download_that_is_no_archive_is_removed(store: Path, server: Server) -> None:
     server.content = b"<html>sign in</html>"
-    with pytest.raises(DataError, match="is not a whole zip or tar archive"):
+    with pytest.raises(DataError, match="is not a complete zip or tar archive"):
         data.get("dmcgb", server.url, progress=False)
     assert files(store) == set()
 
@@ -615,3 +616,20 @@ def test_refused_and_failing_downloads_are_one_line(store: Path, server: Server)
     with pytest.raises(DataError, match="cannot download"):
         data.get("dmcgb", "http://[bad/a.zip", progress=False)
     assert files(store) == set()
+
+
+def test_without_a_source_the_published_one_is_used(
+    store: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = hashlib.sha256(server.content).hexdigest()
+    monkeypatch.setitem(data.SOURCES, "dmcgb", (server.url, digest))
+    assert data.get("dmcgb", progress=False).installed
+
+
+def test_another_archive_than_the_published_one_is_refused(
+    store: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(data.SOURCES, "dmcgb", (server.url, "0" * 64))
+    with pytest.raises(DataError, match="is not the expected archive"):
+        data.get("dmcgb", progress=False)
+    assert not [path for path in store.rglob("*") if path.is_file()]

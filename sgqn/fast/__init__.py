@@ -1,7 +1,7 @@
-"""What makes a GPU fast: captured updates, streams and fused kernels.
+"""The GPU paths: captured updates, streams and fused kernels.
 
-Importing it registers the fused versions of the plain code's replaceable functions; `sgqn.runner` does so where there
-is a CUDA device. Nothing else outside imports it.
+Importing it registers the fused versions of the plain code's replaceable functions; `sgqn.runner` imports it if there
+is a CUDA device. No other module outside imports it.
 """
 
 from __future__ import annotations

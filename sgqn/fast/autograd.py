@@ -1,4 +1,4 @@
-"""What the fused operators' backward passes share."""
+"""Helpers of the fused operators' backward passes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ Work = Callable[[], Sequence[Tensor | None]]
 
 
 def wanted(ctx: Any) -> list[bool]:
-    """Which tensor inputs of a function's forward pass want a gradient from the backward pass that runs now.
-
-    `ctx.needs_input_grad` says what could be asked for; attribution asks for the picture's gradient alone, a loss for
-    the weights' alone.
+    """Which tensor inputs of a function need a gradient in the current backward pass. `ctx.needs_input_grad` covers all
+    backward passes; attribution needs only the gradient of the image, a loss only that of the weights.
     """
     edges = [function for function, _ in ctx.next_functions]
     return [function is not None and _will_run(function) for function in edges]
@@ -72,11 +70,11 @@ class Uses(Generic[Sums]):
 
 
 class Later:
-    """Gradients of weights computed beside the rest of a backward pass, which need not wait for them.
+    """Gradients of weights computed in parallel with the rest of a backward pass.
 
     An operator takes the parameters that `gate` returns; its backward pass leaves the work with `put` and returns
     `placeholders` for their gradients. The gate's backward pass, on a stream of its own, does the work, and autograd
-    sees to it that who reads the gradients waits. With `uses`, each gate is one use of the weights.
+    makes readers of the gradients wait. With `uses`, each gate is one use of the weights.
     """
 
     def __init__(self, uses: Uses[Any] | None = None):
@@ -106,7 +104,7 @@ class Later:
 
 
 def placeholders(shapes: Sequence[torch.Size], device: torch.device) -> tuple[Tensor, ...]:
-    """Gradients in name only, for the gate."""
+    """Placeholder gradients, for the gate."""
     return tuple(torch.empty((), device=device).expand(shape) for shape in shapes)
 
 
@@ -133,7 +131,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def add_matmul(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total (+)= a b, bf16 x bf16 -> float32, in place; `first` begins anew."""
+    """total (+)= a b, bf16 x bf16 -> float32, in place; `first` overwrites."""
     if not a.is_cuda:
         total.copy_(matmul(a, b) if first else total + matmul(a, b))
     elif first:

@@ -1,4 +1,4 @@
-"""Which path a CUDA device takes.
+"""The computation paths of CUDA devices.
 
 eager: the plain code. captured: the plain code in CUDA graphs. cudnn: captured, with fused kernels for all but the
 convolutions. kernels: captured, with fused kernels for everything, the encoder too.
@@ -54,7 +54,7 @@ class FastBackend(Backend):
 
 
 def choose_backend(device: torch.device, path: str = "auto", precision: str = "auto") -> FastBackend:
-    """The fastest supported path of a CUDA device within what is asked for; what is not supported is an error."""
+    """The fastest supported path of a CUDA device for the given options; unsupported options are an error."""
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
     has_bf16 = torch.version.hip is not None or capability >= BF16
     if precision == "bf16" and not has_bf16:

@@ -1,7 +1,7 @@
 """Work captured in CUDA graphs and replayed: any steps that are tensors in, tensors out.
 
 A captured update has the addresses of everything it touches, so whatever moves a buffer (loading a checkpoint) must
-`reset` what was captured. Where a capture fails, the same steps simply run.
+`reset` what was captured. If a capture fails, the steps run eagerly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WARMUP = 3
 
 
 class Recorder:
-    """Runs work as it comes and captures none of it: what the CPU can do."""
+    """Runs work eagerly without capturing it: for CPUs."""
 
     working = False
     """Whether `capture` is worth a try."""
@@ -41,7 +41,7 @@ class Recorder:
         work()
 
     def capture(self, work: Work) -> Work | None:
-        """What replays `work`, which has not run yet; None where it cannot be captured."""
+        """A function that replays `work`, which has not run yet; None if it cannot be captured."""
         del work
         return None
 
@@ -50,7 +50,7 @@ class Recorder:
 
 
 class GraphRecorder(Recorder):
-    """Captures work in CUDA graphs that share one pool of memory. After a failure, it captures nothing any more.
+    """Captures work in CUDA graphs that share one pool of memory. After a failure, nothing is captured any more.
 
     `generators` are all sources of randomness on the device that the work draws from.
     """
@@ -95,7 +95,7 @@ class GraphRecorder(Recorder):
             graph.register_generator_state(generator)
         with torch.cuda.device(self._device):
             caller = torch.cuda.current_stream()
-            # "thread_local": threads that prepare pictures or talk to simulators may go on meanwhile.
+            # "thread_local": threads that prepare images or talk to simulators may continue.
             scope = torch.cuda.graph(graph, pool=self._pool, stream=self._side(), capture_error_mode="thread_local")
             try:
                 with scope:
@@ -123,7 +123,7 @@ def recorder_for(path: FastBackend, generators: Sequence[torch.Generator]) -> Re
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong first, in one line."""
+    """The first error, in one line."""
     while error.__context__ is not None:
         error = error.__context__
     return " ".join(str(error).split())[:200] or type(error).__name__
@@ -276,8 +276,8 @@ class CapturedPolicy:
 
 
 class EventStopwatch(Stopwatch):
-    """A stopwatch of the GPU's time, by events that are read when somebody asks: environments that step while the
-    updates run cost nothing."""
+    """Measures GPU time with events that are read on request. Environment steps that overlap with updates do not
+    count."""
 
     def now(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)

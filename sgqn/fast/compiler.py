@@ -44,7 +44,7 @@ class Module(Protocol):
 
 
 def problem(device: torch.device) -> str | None:
-    """Why the kernels can't be had on this device, or None."""
+    """Why the kernels are not available on this device, or None."""
     if device.type != "cuda":
         return "they need a CUDA device"
     if torch.version.cuda is None:
@@ -76,7 +76,7 @@ def compiled(name: str, architecture: str) -> bytes:
     path = Path(platformdirs.user_cache_dir("sgqn")) / "kernels" / f"{name}-{architecture}-{digest}.cubin"
     if path.is_file():
         return path.read_bytes()
-    logger.warning("compiling the %s kernels for %s; once, it takes some seconds", name, architecture)
+    logger.warning("compiling the %s kernels for %s (only once, takes a few seconds)", name, architecture)
     started = time.monotonic()
     code = _compile(name, text, architecture)
     logger.info("compiled in %.1f s", time.monotonic() - started)
@@ -84,7 +84,7 @@ def compiled(name: str, architecture: str) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, code)
     except OSError as error:
-        logger.warning("the compiled kernels could not be kept (%s): they will be compiled again next time", error)
+        logger.warning("the compiled kernels could not be cached (%s): they will be compiled again next time", error)
     return code
 
 
@@ -93,7 +93,7 @@ def source(file: str) -> str:
 
 
 def parameter(argument: Argument) -> ctypes.Array | ctypes.c_uint64:
-    """A kernel's parameter: a table, or eight bytes: an address, a whole number, or the bits of a float32."""
+    """A kernel's parameter: a table, or eight bytes: an address, an integer, or the bits of a float32."""
     if isinstance(argument, bytes):
         return ctypes.create_string_buffer(argument, len(argument))
     if isinstance(argument, Tensor):
@@ -115,7 +115,7 @@ class _Loaded:
             self._check(self._driver.cuModuleLoadData(ctypes.byref(self._handle), code), "load the kernels")
 
     def launch(self, name: str, grid: Grid, block: int, shared_bytes: int, *arguments: Argument) -> None:
-        """Queue a kernel on the current stream. Nothing checks the arguments' types: callers do."""
+        """Queue a kernel on the current stream. Callers must check the arguments' types."""
         across, down = (grid, 1) if isinstance(grid, int) else grid
         values = [parameter(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
@@ -152,7 +152,7 @@ def _compile(name: str, text: str, architecture: str) -> bytes:
     names = (ctypes.c_char_p * 1)(HEADER.encode())
     result = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 1, headers, names)
     if result:
-        raise CompilerError(f"NVRTC could not begin with {name}.cu ({result})")
+        raise CompilerError(f"NVRTC could not start with {name}.cu ({result})")
     try:
         options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
         result = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))

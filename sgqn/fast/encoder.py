@@ -1,4 +1,4 @@
-"""The encoder as one operator: forward, gradients of pictures (plain and guided) and of weights.
+"""The encoder as one operator: forward, gradients of images (plain and guided) and of weights.
 
 Two of them: the paper's encoder fused into one kernel, for Hopper; and any encoder by cuDNN, layer after layer, with
 bias, ReLU and their gradients in one pass each.
@@ -34,7 +34,7 @@ _KINDS = {torch.uint8: 0, torch.float32: 1, torch.bfloat16: 2}
 
 
 def fits(convs: nn.ModuleList, obs: Tensor) -> bool:
-    """Whether the fused encoder can stand for these convolutions on these observations."""
+    """Whether the fused encoder supports these convolutions and observations."""
     if not (switch.encoder_enabled() and supported(obs.device)):
         return False
     shapes = [conv.weight.shape for conv in convs if isinstance(conv, nn.Conv2d) and conv.bias is not None]
@@ -53,15 +53,14 @@ def supported(device: torch.device) -> bool:
 
 
 def encode(convs: nn.ModuleList, obs: Tensor, guided: Callable[[], bool]) -> Tensor:
-    """Features (B, 32, 21, 21), bf16, of observations in [0, 255], which are rounded to whole numbers.
-
-    `guided` is asked at each backward pass whether its ReLUs let only positive gradients through.
+    """Features (B, 32, 21, 21), bf16, of observations in [0, 255], which are rounded to integers. `guided` is called in
+    each backward pass and returns whether ReLUs pass only positive gradients.
     """
     return _encode(convs, obs, obs, guided)
 
 
 def encode_traced(convs: nn.ModuleList, obs: Tensor, guided: Callable[[], bool], trains: bool) -> tuple[Tensor, Tensor]:
-    """A leaf that stands for the observations, with their gradient but not their values; and the features.
+    """A leaf that represents the observations, with their gradient but not their values; and the features.
 
     Without `trains`, less is kept, and the weights get no gradient.
     """
@@ -299,7 +298,7 @@ def strips(level: int) -> list[tuple[int, int]]:
 
 @cache
 def work_items(count: int, blocks: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(layer, picture, first row, rows) of all pieces of work, and where each block's begin: shares of like cost."""
+    """(layer, image, first row, rows) of all work items, and where each block starts: shares of similar cost."""
     levels = range(LAYERS - 1)
     items = [(level, i, *strip) for level in levels for i in range(count) for strip in strips(level)]
     cost = np.array([-(-rows * LEVELS[level] // 16) + 5 for level, _, _, rows in items])  # products, and loading

@@ -18,7 +18,7 @@ MOST_TENSORS, CHUNK = 48, 4096
 
 
 class Adam(torch.optim.Adam):
-    """`torch.optim.Adam`, fused. Its state is the same by either way, so that one can go on where the other stopped."""
+    """`torch.optim.Adam`, fused. Its state is the same with both, so that one can continue where the other stopped."""
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         loss, copied = None, []

@@ -20,7 +20,7 @@ def fits_window(obs: Tensor, width: int) -> bool:
 
 @replace(augmentations.window, fits=lambda obs, top, left, height, width: fits_window(obs, width))
 def window(obs: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
-    """`sgqn.augmentations.window` of uint8 pictures."""
+    """`sgqn.augmentations.window` of uint8 images."""
     batch, channels, rows, columns = obs.shape
     out = torch.empty(batch, channels, height, width, dtype=torch.uint8, device=obs.device)
     parts = min(16, -(-channels * height * width // 1024))
@@ -167,7 +167,7 @@ class _BCE(torch.autograd.Function):
 
 @replace(masks.sign_agreement, fits=fits_logits)
 def agreement(logits: Tensor, mask: Tensor) -> Tensor:
-    """The share of logits whose sign tells the mask."""
+    """The share of logits whose sign agrees with the mask."""
     found = torch.zeros((), device=logits.device)
     arguments = (logits.detach(), mask.contiguous(), found, logits.numel())
     compiler.module("pointwise", logits.device).launch("agreement", 264, 256, 8 * 4, *arguments)

@@ -1,4 +1,4 @@
-"""What of an SGQN update runs concurrently on a GPU. The steps are SGQN's own; `sgqn.agents.sgqn` has them in order.
+"""Concurrency of an SGQN update on a GPU. The steps are SGQN's own; `sgqn.agents.sgqn` has them in order.
 
 Small kernels hide behind large ones: the temporal-difference target next to the attribution, the masked forward pass
 on a stream of its own (its backward pass then runs next to the other), the actor next to the recomputed mask, metrics
@@ -45,9 +45,8 @@ def learn(agent: SGQN, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa
             trains = phase.actor and agent.learner.actor_trains_encoder
             leaf, features = agent.saliency.trace(batch.obs, trains)
             seen = None if trains else mark(device)  # the actor need not wait for the mask
-            mask = agent.saliency.mask(
-                agent.saliency.attribution(agent.saliency.values(features, batch.action), leaf, batch)
-            )
+            values = agent.saliency.values(features, batch.action)
+            mask = agent.saliency.mask(agent.saliency.attribution(values, leaf, batch, features))
         elif phase.actor:
             features = agent.learner.actor_features(batch.obs)
         with aside(device, since=seen) as join_actor:
@@ -76,7 +75,7 @@ def critic_step(agent: SGQN, batch: Batch) -> tuple[Metrics, Tensor | None]:
         fill_value = agent.fill_value(batch.obs)
     with aside(leaf.device) as join_losses:  # nothing but the values' own gradient waits for the target
         losses = learner.critic_losses(batch, values)
-    mask = agent.saliency.mask(agent.saliency.attribution(values, leaf, batch))
+    mask = agent.saliency.mask(agent.saliency.attribution(values, leaf, batch, features))
     join_fill()
     masked = fill(batch.obs, mask, fill_value)
     with aside(leaf.device, FIRST) as join_masked:  # its backward pass then runs next to the other

@@ -1,4 +1,4 @@
-"""Two things at once on a GPU."""
+"""Concurrent work on a GPU."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def done() -> None:
 
 @contextmanager
 def aside(device: torch.device, stream: int = BESIDE, since: torch.cuda.Event | None = None) -> Iterator[Join]:
-    """Where the fused kernels are switched on, what runs inside may run beside what follows, until the function that is
-    yielded is called: small kernels then hide behind large ones. Elsewhere it simply runs.
+    """If the fused kernels are switched on, work inside the block may run in parallel with what follows, until the
+    yielded function is called. Otherwise it runs in order.
 
     It waits for all that was before it, or, with `since`, for what was before that `mark`. Tensors made inside may be
     used only after the call, and tensors used inside must live that long. Backward passes run where their forward

@@ -15,7 +15,7 @@ _blocks = itertools.count(1)
 
 @contextmanager
 def kernels(encoder: bool = True) -> Iterator[None]:
-    """Networks that run inside take the fused kernels where one fits, the encoder's only if asked to."""
+    """Networks that run inside use fused kernels if one fits, that of the encoder only if requested."""
     before = current_block(), encoder_enabled()
     _state.block, _state.encoder = next(_blocks), encoder
     try:

@@ -1,4 +1,4 @@
-"""Weights as the fused kernels want them: bf16, padded, stacked; converted again only when they have changed."""
+"""Weights in the layout of the fused kernels: bf16, padded, stacked; converted only when they have changed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def form_of(module: nn.Module, kind: type[Form], make: Callable[[], Form]) -> Fo
 
 
 def moved(module: nn.Module) -> None:
-    """The module's weights have been changed in place: convert them again, so that who needs them next will not wait.
+    """Convert the module's weights again after an in-place change, ahead of their next use.
 
     PyTorch's operations on lists of tensors raise versions on a CPU, but not on a GPU, where they are one kernel.
     """

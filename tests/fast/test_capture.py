@@ -400,9 +400,9 @@ def large(name: str, **settings: float) -> tuple[Agent, Callable[[Phase], Batch]
 
 
 def learn(
-    name: str, path: FastBackend, updates: int
+    name: str, path: FastBackend, updates: int, **settings: str
 ) -> tuple[dict[str, Tensor], dict[str, float], list[Tensor], Updates]:
-    agent = agent_on_gpu(name)
+    agent = agent_on_gpu(name, **VALUES | settings)
     replay = replay_for(agent)
     sampler = torch.Generator("cuda").manual_seed(1)
 
@@ -417,11 +417,24 @@ def learn(
 
 @gpu
 @needs_gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_captured_updates_equal_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in NAMES),
+        *(
+            ("sgqn", {"attribution": method, "mask": mask})
+            for method in ("gradient", "grad_cam", "guided_grad_cam", "smoothgrad:samples=2")
+            for mask in ("quantile", "soft")
+        ),
+    ],
+)
+def test_captured_updates_equal_eager_ones(
+    name: str, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    weights, means, states, _ = learn(name, choose_backend("cuda", "eager", "fp32"), 8)
-    captured, captured_means, captured_states, work = learn(name, choose_backend("cuda", "captured", "fp32"), 8)
+    weights, means, states, _ = learn(name, choose_backend("cuda", "eager", "fp32"), 8, **settings)
+    way = choose_backend("cuda", "captured", "fp32")
+    captured, captured_means, captured_states, work = learn(name, way, 8, **settings)
     assert list(work._graphs) == [PHASES]
     for state, other in zip(states, captured_states, strict=True):
         assert torch.equal(state, other)

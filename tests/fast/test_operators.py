@@ -502,6 +502,23 @@ def test_an_update_by_kernels_is_an_update(paper_agent):
         torch.testing.assert_close(others[name].float(), value.float(), atol=1e-3, rtol=0.15)
 
 
+def test_attributions_by_features_need_no_gradient_of_the_encoder(paper_agent):
+    """Grad-CAM from the graph of the loss at the paper's sizes, and from that of the plain path."""
+    batch, make = paper_agent
+    agent, maps = shaken(make(), 0.02), []
+    agent.saliency.method = attribution.find_method("grad_cam:relu=false")
+    batch = batch._replace(obs=batch.obs[:1], action=batch.action[:1])
+    for kernels in (False, True):
+        with switch.kernels() if kernels else nullcontext():
+            leaf, features = agent.saliency.trace(batch.obs, trains=False)
+            values = agent.saliency.values(features, batch.action)
+            features.grad_fn.register_prehook(lambda _: pytest.fail("the encoder was differentiated"))
+            maps.append(agent.saliency.attribution(values, leaf, batch, features))
+    assert features.dtype == torch.bfloat16
+    assert maps[1].dtype == torch.float32
+    close(*maps, at_least=0.95, size=0.2)  # mean gradients are small differences of rounded numbers
+
+
 def test_weights_used_twice_have_one_gradient():
     """The sum over two uses, handed over once, equals what autograd adds up."""
     encode, project, heads_ = shaken(Encoder()), shaken(Projection(14112, 100)), shaken(QHeads(6, hidden_dim=128))

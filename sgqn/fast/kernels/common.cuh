@@ -1,7 +1,7 @@
 // What all kernels share: number formats and the machine's instructions under readable names.
 //
 // Shared memory is addressed by byte offsets from its beginning. Kernel parameters are pointers and `long`s, all of eight
-// bytes, and tables, so that one launcher serves every kernel. A CPU emulator (tests/fast/emulator) compiles these sources with
+// bytes, and tables, so that one launcher works for every kernel. A CPU emulator (tests/fast/emulator) compiles these sources with
 // SGQN_EMULATED and puts functions of the same names into the place of this file's first half.
 #ifdef SGQN_EMULATED
 #include "emulator.h"

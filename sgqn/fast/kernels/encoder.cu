@@ -1,6 +1,6 @@
 // The paper's encoder, fused: eleven 3x3 convolutions of 32 filters on 9x84x84 pictures, ReLU between them.
 //
-// One thread block runs one picture through all layers; what flows between layers never leaves shared memory. Hopper only.
+// One thread block runs one image through all layers; activations between layers stay in shared memory. Hopper only.
 //
 // Layers. Level 0 is the output of the first convolution (stride 2): 41x41. Layer l = 0..9 takes level l, S x S with
 // S = 41 - 2 l, to level l + 1, (S - 2) x (S - 2). Level 10, 21x21, is the features, without ReLU.
@@ -19,7 +19,7 @@
 #define THREADS 512
 #define FIRST_LEVEL 41
 #define PICTURE 63504  // bytes: 84 * 84 * 9
-#define QUADS 1764     // of four pixels in a picture
+#define QUADS 1764     // of four pixels in an image
 #define FEATURES 14112
 #define FEATURE_PIXELS 441
 #define LAYER_16 1152  // a packed 32 -> 32 layer in 16 bytes: 9 taps * 4 * 32 * 8 * 2 bytes
@@ -30,7 +30,7 @@
 #define PACKED_PIXELS (PACKED_BACKWARD + 92160)      // fragments of the first layer's input gradient
 #define PACKED_END (PACKED_PIXELS + 5120)
 
-// Pixels of the levels below `level`, of one picture.
+// Pixels of the levels below `level`, for one image.
 DEVICE int pixels_before(int level) {
   int sum = 0;
   for (int l = 0; l < level; l++) {
@@ -39,12 +39,12 @@ DEVICE int pixels_before(int level) {
   }
   return sum;
 }
-// Where a picture's part of a level begins, in pixels.
+// Where an image's part of a level begins, in pixels.
 DEVICE size_t place(int before, long pictures, int picture, int pixels) {
   return (size_t)before * pictures + (size_t)picture * pixels;
 }
 DEVICE float byte_to_float(u32 b) { return as_float(0x4B000000u | b) - 8388608.f; }  // 2^23 + b - 2^23
-DEVICE u32 bytes_to_bf16(u32 a, u32 b) {  // whole numbers up to 255 are exact
+DEVICE u32 bytes_to_bf16(u32 a, u32 b) {  // integers up to 255 are exact
   return (as_bits(byte_to_float(a)) >> 16) | (as_bits(byte_to_float(b)) & 0xffff0000u);
 }
 DEVICE void copy_layer(u32 to, const uint4* layer, int thread) {
@@ -108,12 +108,12 @@ DEVICE void convolve(float (&d)[16], u32 a, u32 S, u32 b) {
 // ---------------------------------------------------------------- forward
 
 #define F_EVEN 0         // even levels
-#define F_ODD 107776     // odd levels; before them the picture
+#define F_ODD 107776     // odd levels; before them the image
 #define F_WEIGHTS 205568 // of even layers
 #define F_WEIGHTS_ODD 89344  // behind level 2, which is small enough
 #define F_SHARED 224000
 
-// The picture, [channel][pixel] of bytes (kind 0), floats (1) or bf16 (2), as bytes [pixel][channel] in shared memory.
+// The image, [channel][pixel] of bytes (kind 0), floats (1) or bf16 (2), as bytes [pixel][channel] in shared memory.
 DEVICE void stage_picture(u32 to, const void* picture, long kind, int thread) {
   for (int quad = thread; quad < QUADS; quad += THREADS) {
     u32 bytes[9];  // of four pixels
@@ -212,7 +212,7 @@ DEVICE void forward_layer(const ForwardLayer& layer, int group, int warp, int la
   }
 }
 
-// One block a picture. bytes, levels, gates: what the gradients need (the picture as bytes [pixel][channel]), or null.
+// One block per image. bytes, levels, gates: what the gradients need (the image as bytes [pixel][channel]), or null.
 KERNEL __launch_bounds__(THREADS, 1)
 encoder_forward(const u8* pictures, long kind, const uint4* packed, const float* biases, bf16* features, u8* bytes,
                 bf16* levels, u8* gates, long count) {
@@ -333,7 +333,7 @@ encoder_forward(const u8* pictures, long kind, const uint4* packed, const float*
 #define B_SHARED 226560
 
 // A level's gradient D x D lies in a frame of zeros two pixels wide: pitch D + 2, data from pixel 2 + 2 (D + 2) on; the two
-// pixels at the end of a row serve as the beginning of the next. Zeroes all that is not data.
+// pixels at the end of a row are used as the beginning of the next. Zeroes all that is not data.
 DEVICE void zero_frame(u32 to, int D, int thread) {
   int pitch = D + 2, head = 2 + 2 * pitch, heads = 4 * head, ends = 8 * D, tail = head + 16;
   for (int k = thread; k < heads + ends + tail; k += THREADS) {
@@ -485,14 +485,14 @@ encoder_backward(const bf16* features, const u8* gates, const uint4* packed, bf1
   }
 }
 
-// ---------------------------------------------------------------- gradient of the picture
+// ---------------------------------------------------------------- gradient of the image
 
 #define P_THREADS 256
 #define P_PLANE 640      // pixels: 15 rows of 42 and some
 #define P_WEIGHTS 40960
 #define P_SHARED 51200
 
-// From level 0's gradient to the picture's, float [channel][84][84]. The stride makes four kinds of pixels, by parity of
+// From level 0's gradient to the image's, float [channel][84][84]. The stride makes four kinds of pixels, by parity of
 // row and column; each sees 2x2 pixels of the level, so this is a convolution of four taps with 4 x 9 outputs. Grid
 // (pictures, 3): a block takes 14 rows of such windows, which see 15 rows of the level.
 KERNEL __launch_bounds__(P_THREADS, 4) encoder_pixels(const bf16* level, const uint4* packed, float* gradient) {

@@ -1,6 +1,6 @@
 // The small steps between the large products, each in one pass over its data. Any GPU with bf16 (compute capability 8.0).
 //
-// `long` parameters that stand for a float hold its bits.
+// `long` parameters for a float hold its bits.
 #include "common.cuh"
 
 DEVICE float float_of(long bits) { return as_float((u32)bits); }
@@ -221,7 +221,7 @@ KERNEL gaussian_backward(const float* raw, const float* noise, const float* acti
 
 // ---------------------------------------------------------------- pictures
 
-// Cuts out of each picture, uint8 [channels][rows][columns]: out [channels][height][width] from (top, left), edge pixels
+// Crops each image, uint8 [channels][rows][columns]: out [channels][height][width] from (top, left), edge pixels
 // continued. Four pixels a thread; grid (parts, pictures); width divides by 4.
 KERNEL window(const u8* pictures, const long long* top, const long long* left, u8* out, long channels, long rows,
               long columns, long height, long width) {

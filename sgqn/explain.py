@@ -39,12 +39,11 @@ def explain(
     device: str = "cpu",
     report: Report = lambda what, done, total: None,
 ) -> Episode:
-    """Draw what matters to the agents of some runs: a block for each shift, run, method and rho.
+    """Draw attributions and masks of agents: a block for each shift, run, method and rho.
 
-    A sheet (.png) has `frames` evenly spaced moments of the episode that the first agent plays in the first shift; the
-    others are shown the same moments. A video (.mp4) has the first `frames` steps, or all, of the episode that each
-    agent plays itself. Without a shift, the task's hardest; without methods or rhos, each agent's own. Returns the
-    first episode.
+    A sheet (.png) has `frames` evenly spaced time steps of the episode that the first agent plays in the first shift,
+    for all agents. A video (.mp4) has the first `frames` steps, or all, of each agent's own episode. Defaults are the
+    task's hardest shift and each agent's own method and rho. Returns the first episode.
     """
     out = Path(out)
     _check(paths, out, methods, rhos, frames, seed)
@@ -126,7 +125,7 @@ def _episodes(
     same: bool,
     report: Report,
 ) -> Iterator[Episode]:
-    """An episode for each shift and agent; `same`: all by the actions of the first."""
+    """An episode for each shift and agent; `same`: all with the actions of the first."""
     actions = None
     for shift, subject in product(shifts, subjects):
         on_step = partial(report, f"{subject.name}: {shift}")
@@ -137,7 +136,7 @@ def _episodes(
 
 @dataclass(frozen=True)
 class Block:
-    """Moments of an episode as one agent sees them, by one method and rho."""
+    """Time steps of an episode for one agent, method and rho."""
 
     subject: Subject
     shift: str

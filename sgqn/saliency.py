@@ -1,4 +1,4 @@
-"""Saliency of an agent, measured: where its attribution lies, and how its value follows it. See docs/saliency.md."""
+"""Saliency measures of an agent. See docs/saliency.md."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sgqn import attribution
 from sgqn.agents.base import Agent
+from sgqn.attribution import Attribution
 from sgqn.attribution.common import check_natural
 from sgqn.augmentations import center_crop
 from sgqn.envs.families import find_task
@@ -53,7 +54,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Saliency:
-    """Where an agent looks in one shift. docs/saliency.md defines the names in `means`."""
+    """Saliency measures in one shift. docs/saliency.md defines the names in `means`."""
 
     task: str
     shift: str
@@ -65,12 +66,12 @@ class Saliency:
     fill: str
     every: int
     frames: int
-    """How many frames were measured: observations times frames of a stack."""
+    """Number of measured frames: observations times stacked frames."""
     returns: tuple[float, ...]
     means: dict[str, float]
-    """Of each measure: the mean over an episode's frames, then over episodes. NaN where no frame had an answer."""
+    """For each measure, the mean over an episode's frames, then over episodes. NaN if no frame was valid."""
     errors: dict[str, float]
-    """Standard errors of the means, over episodes, since an episode's frames are alike; NaN for a single one."""
+    """Standard errors of the means, over episodes; NaN for a single episode."""
     curves: dict[str, tuple[float, ...]]
     """`shown`, the share of pixels shown, from 0 to 1, and the mean curves over it; empty without curves."""
 
@@ -91,7 +92,7 @@ def measure(
     seed: int = 0,
     renderer: str = "auto",
     *,
-    method: str = "guided_backprop",
+    method: str | Attribution = "guided_backprop",
     rho: float | None = None,
     every: int = 10,
     curves: bool = True,
@@ -105,9 +106,10 @@ def measure(
 ) -> Saliency:
     """Play the episodes that `evaluate` plays and measure every `every`-th observation at (s, pi(s)).
 
+    `method` is a registered attribution method, or a function like them: (q, obs, action) -> attribution like obs.
     `rho` is the mask's quantile, by default the agent's, or the task's for agents without one. M_theta, where the
-    agent has it, is compared with the mask that it learned to predict: the agent's own method and rho. `curves`:
-    deletion and insertion too, the costly part, in `steps` parts, with `fill` for removed pixels.
+    agent has it, is compared with the mask that it learned to predict: the agent's own method and rho. `curves`: also
+    deletion and insertion, which take most of the time, in `steps` steps, with `fill` for removed pixels.
     """
     check_natural(episodes=episodes, every=every, steps=steps, batch_size=batch_size)
     if fill not in FILLS:
@@ -139,7 +141,7 @@ def measure(
         seed,
         played.renderer,
         played.backgrounds,
-        method,
+        method if isinstance(method, str) else getattr(method, "__name__", type(method).__name__),
         probe.rho,
         fill,
         every,
@@ -154,8 +156,18 @@ def measure(
 class _Probe:
     """Collects the measures of observations, and averages them by episode."""
 
-    def __init__(self, agent: Agent, method: str, rho: float, own_rho: float, steps: int, fill: str, batch_size: int):
-        attribution.check(method)
+    def __init__(
+        self,
+        agent: Agent,
+        method: str | Attribution,
+        rho: float,
+        own_rho: float,
+        steps: int,
+        fill: str,
+        batch_size: int,
+    ):
+        if not callable(method):
+            attribution.check(str(method))
         self.agent, self.method = agent, method
         self.rho, self.own_rho = float(rho), own_rho
         if not 0 <= self.rho <= 1:

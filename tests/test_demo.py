@@ -25,6 +25,7 @@ from sgqn.inspect import drawing
 from sgqn.pretrained.package import Package, pack
 from sgqn.saliency import measure
 from tests.helpers import TASK, fails, tiny_config
+from tests.pages import parse
 
 STEPS = 10
 
@@ -76,6 +77,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text = (out / "index.html").read_text()
     assert "first 3 of 10 steps" in text
     assert f"sgqn evaluate pretrained:{TASK} --shift" in text
+    (out / "index.html").write_text(text[:500])
+    assert main(["demo", "--task", TASK, "--steps", "1", "--out", str(out)]) == 0  # replaces it
+    assert "first 1 of 10 steps" in (out / "index.html").read_text()
 
 
 def test_the_numbers_are_those_of_evaluate_and_saliency(shown: Demo) -> None:
@@ -104,10 +108,10 @@ def test_the_table_has_the_numbers(shown: Demo) -> None:
     rows = showing.table(shown)
     assert rows[0] == ("return", f"{clean.score:.0f}", f"{other.score:.0f}")
     assert rows[1][1:] == (f"{100 * clean.mask_share:.0f} %", f"{100 * other.mask_share:.0f} %")
-    text = shown.page.read_text()
-    for name, *values in rows:
-        cells = "".join(f"<td>{value}</td>" for value in values)
-        assert f"<tr><th>{name.replace(chr(39), '&#x27;')}</th>{cells}</tr>" in text
+    page, troubles = parse(shown.page)
+    assert troubles == []
+    body = page.all("tbody")[0].all("tr")
+    assert [tuple(cell.text for cell in row.all() if cell.tag in ("th", "td")) for row in body] == rows
 
 
 def test_the_page_needs_nothing_else(shown: Demo) -> None:
@@ -118,7 +122,7 @@ def test_the_page_needs_nothing_else(shown: Demo) -> None:
     assert all(source.startswith("data:") for source in sources)
     assert "1,000 training steps, seed 0" in text
     assert "10 % of the pixels" in text
-    assert "$" not in re.sub(r'"data:[^"]*"', "", text)
+    assert "{" not in re.sub(r'"data:[^"]*"|(?s:<style>.*</style>)', "", text)
 
 
 def test_the_video_shows_both_episodes(shown: Demo) -> None:
@@ -206,6 +210,11 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     (tmp_path / "file").write_text("kept")
     assert "not a folder" in fails(capsys, *good, "--out", "file")
     assert (tmp_path / "file").read_text() == "kept"
+    for name in ("index.html", "demo.webp"):
+        (tmp_path / name).write_text("my own")
+        assert "that is no demo" in fails(capsys, *good, "--out", ".")
+        assert (tmp_path / name).read_text() == "my own"
+        (tmp_path / name).unlink()
 
 
 def test_a_browser_plays_it(shown: Demo, browser: Any) -> None:

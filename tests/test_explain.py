@@ -74,7 +74,18 @@ def test_sheet_shows_what_the_library_computes(folders: dict[str, str], tmp_path
 
 def test_one_block_for_each_run_method_and_rho(folders: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "a.png"
-    options = ("--method", "gradient", "occlusion", "--rho", "0.5", "0.9", "--frames", "2", "--out", str(out))
+    options = (
+        "--method",
+        "gradient",
+        "occlusion:window=12,stride=6",
+        "--rho",
+        "0.5",
+        "0.9",
+        "--frames",
+        "2",
+        "--out",
+        str(out),
+    )
     assert main(["explain", folders["sgqn"], folders["sac"], *options]) == 0
     sheet = read(out)
     assert sheet.shape[1::-1] == explain.sheet_size(8, 2)

@@ -136,6 +136,24 @@ def test_soft_masks_are_compared_as_the_agent_learned_them():
     assert abs(found[0].means["kept"] - 0.1) > 0.02  # unlike the quantile mask's
 
 
+def test_a_function_is_a_method():
+    """Attribution on one half of every frame: all of its mass lies there."""
+
+    def right_half(q: Any, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        assert q(obs, action).shape[0] == len(obs)
+        return (torch.arange(obs.shape[-1]) >= obs.shape[-1] // 2).expand(obs.shape).float()
+
+    options = {**OPTIONS, "episodes": 1, "curves": False}
+    found = measure(cartpole("sgqn"), "cartpole-swingup", method=right_half, **options)
+    assert found.method == "right_half"
+    assert found.means["kept"] == pytest.approx(0.5)
+    by_name, by_function = (
+        measure(cartpole("sac"), "cartpole-swingup", method=method, **options)
+        for method in ("gradient", sgqn.attribution.gradient)
+    )
+    assert by_name == by_function
+
+
 # Bad input
 
 
@@ -143,6 +161,8 @@ def test_soft_masks_are_compared_as_the_agent_learned_them():
     ("change", "words"),
     [
         ({"method": "guided_backdrop"}, "did you mean 'guided_backprop'"),
+        ({"method": 5}, "unknown attribution method '5'"),
+        ({"method": lambda q, obs, action: obs[:, :1]}, "shape of the observations"),
         ({"fill": "grey"}, "unknown fill"),
         ({"rho": 1.5}, "rho must lie"),
         ({"episodes": 0}, "episodes must be"),
@@ -161,4 +181,4 @@ def test_captum_is_checked_before_environments_are_made(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.setattr(saliency, "evaluate", lambda *_, **__: pytest.fail("episodes were played"))
     with pytest.raises(SgqnError, match="needs Captum"):
-        saliency.measure(small("sgqn"), "cartpole-swingup", method="grad_cam")
+        saliency.measure(small("sgqn"), "cartpole-swingup", method="occlusion")

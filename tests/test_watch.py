@@ -595,8 +595,8 @@ def test_every_method_works_beside_the_simulation(folder: Path) -> None:
 
 
 def test_only_methods_that_can_run_are_offered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def methods() -> list[str]:
-        session = Session(START, TASK)
+    def methods(start: Settings = START) -> list[str]:
+        session = Session(start, TASK)
         Player(folder, Subject.load(folder), session, Looker(session), "warp").close()
         offered: list[str] = session.news(0, 0)[1]["run"]["methods"]
         return offered
@@ -608,16 +608,18 @@ def test_only_methods_that_can_run_are_offered(folder: Path, monkeypatch: pytest
         return said
 
     assert methods() == list(attribution.METHODS)
+    own = "smoothgrad:samples=4"
+    assert methods(dataclasses.replace(START, method=own)) == [*attribution.METHODS, own]
     assert "Captum" not in "".join(announced())
     monkeypatch.setitem(sys.modules, "captum", None)
-    assert methods() == ["gradient", "guided_backprop", "rise", "smoothgrad"]
-    missing = "grad_cam, guided_grad_cam, integrated_gradients, occlusion (pip install 'sgqn[explain]')"
+    assert methods() == [name for name, method in attribution.METHODS.items() if not method.needs_captum]
+    missing = "integrated_gradients, occlusion (pip install 'sgqn[explain]')"
     assert missing in announced()[0]
     with serving(Session(START, TASK)) as made:
         assert "needs Captum" in refused(made, 400, "POST", "/control", {"method": "occlusion"})
         assert ask(made, "POST", "/control", {"method": "rise"})[0] == 200
     with pytest.raises(SgqnError, match="needs Captum"):
-        watch.watch(folder, method="grad_cam", port=0, browser=False)
+        watch.watch(folder, method="occlusion", port=0, browser=False)
 
 
 # ---------------------------------------------------------------- learning curves

@@ -10,7 +10,7 @@ import torch
 
 from sgqn.demo.frames import Frames
 from sgqn.demo.scene import Demo, Numbers, Scene, look_into
-from sgqn.demo.web import page, show, table
+from sgqn.demo.web import TITLE, page, show, table
 from sgqn.envs.checks import check_seed
 from sgqn.envs.families import check_shift, find_task
 from sgqn.errors import InvalidValueError
@@ -62,9 +62,19 @@ def demo(
 def _check(out: Path, steps: int | None, seed: int) -> None:
     if out.exists() and not out.is_dir():
         raise InvalidValueError(f"{out} is not a folder: choose another --out")
+    if any((out / name).exists() for name in (PAGE, ANIMATION)) and not _is_demo(out / PAGE):
+        raise InvalidValueError(f"{out} holds an {PAGE} or {ANIMATION} that is no demo: choose another --out")
     if steps is not None and steps < 1:
         raise InvalidValueError(f"steps must be at least 1, not {steps}")
     check_seed(seed)
+
+
+def _is_demo(page: Path) -> bool:
+    """Whether an earlier demo wrote this page."""
+    if not page.is_file():
+        return False
+    with open(page, "rb") as file:
+        return TITLE.encode() in file.read(1000)
 
 
 @contextmanager

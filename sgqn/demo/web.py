@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import math
-import re
 import shlex
-from collections.abc import Iterator, Sequence
-from importlib import resources
-from string import Template
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sgqn import pretrained
 from sgqn.demo.frames import Frames
@@ -19,31 +17,37 @@ from sgqn.inspect.drawing import data_url, grey, inferno, png
 
 MOMENTS = 5
 """Steps that are shown as still images."""
+TITLE = "<title>sgqn demo: "
+"""Near the beginning of every page, by which an earlier one is recognised."""
 
 
 def page(demo: Demo, video: bytes | None, animation: bytes) -> str:
     """One HTML file that needs nothing else."""
     clean, other = demo.scenes
     config = demo.subject.config
-    template = resources.files("sgqn.demo").joinpath("page.html").read_text()
-    return Template(template).substitute(
-        task=html.escape(config.task),
-        agent=html.escape(f"{config.agent}, {demo.subject.step:,} training steps, seed {config.seed}"),
-        shift=html.escape(other.shift),
-        video=_video(video, animation, *Frames(demo).size),
-        about=html.escape(_about(demo)),
-        rows="\n".join(_rows(demo)),
-        notes=re.sub(r"`(.*?)`", r"<code>\1</code>", html.escape(notes(demo))),
-        scenes="\n".join(_strips(scene) for scene in (other, clean)),
-        commands=html.escape("\n".join(next_commands(demo))),
+    width, height = Frames(demo).size
+    environment = Environment(
+        loader=PackageLoader("sgqn.demo"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-
-
-def _video(video: bytes | None, animation: bytes, width: int, height: int) -> str:
-    size = f'width="{width}" height="{height}"'
-    if video is None:
-        return f'<img {size} alt="the episode" src="{data_url(animation, "image/webp")}">'
-    return f'<video {size} autoplay muted loop playsinline controls src="{data_url(video, "video/mp4")}"></video>'
+    return environment.get_template("page.html").render(
+        task=config.task,
+        agent=f"{config.agent}, {demo.subject.step:,} training steps, seed {config.seed}",
+        shift=other.shift,
+        width=width,
+        height=height,
+        video=video and data_url(video, "video/mp4"),
+        animation=data_url(animation, "image/webp"),
+        about=_about(demo),
+        rows=table(demo),
+        notes=notes(demo),
+        scenes=[_moments(scene) for scene in (other, clean)],
+        commands=next_commands(demo),
+    )
 
 
 def _about(demo: Demo) -> str:
@@ -87,12 +91,6 @@ def _percent(share: float) -> str:
     return "none" if math.isnan(share) else f"{100 * share:.0f} %"
 
 
-def _rows(demo: Demo) -> Iterator[str]:
-    for row in table(demo):
-        what, *values = map(html.escape, row)
-        yield f"<tr><th>{what}</th>{''.join(f'<td>{value}</td>' for value in values)}</tr>"
-
-
 def notes(demo: Demo) -> str:
     """How the images were made."""
     episode = demo.scenes[1].episode
@@ -114,7 +112,7 @@ def next_commands(demo: Demo) -> list[str]:
     ]
 
 
-def _strips(scene: Scene) -> str:
+def _moments(scene: Scene) -> dict[str, Any]:
     """Moments of a scene: a strip of images for each kind."""
     shown, truth = scene.images, scene.episode.truth
     assert truth is not None
@@ -126,17 +124,18 @@ def _strips(scene: Scene) -> str:
         "predicted mask": None if shown.predicted is None else grey(shown.predicted[moments]),
         "the body, by the simulator": grey(truth[:, -1].cpu().numpy()[moments]),
     }
-    figures = [_strip(name, images) for name, images in kinds.items() if images is not None]
-    at = ", ".join(str(moment + 1) for moment in moments)
-    heading = html.escape(scene.heading[0].upper() + scene.heading[1:])
-    return f'<h2>{heading}</h2>\n<p class="notes">steps {at}</p>\n' + "\n".join(figures)
+    return {
+        "heading": scene.heading[0].upper() + scene.heading[1:],
+        "steps": [int(moment) + 1 for moment in moments],
+        "strips": {name: _strip(images) for name, images in kinds.items() if images is not None},
+    }
 
 
-def _strip(name: str, images: Sequence[np.ndarray]) -> str:
+def _strip(images: Sequence[np.ndarray]) -> str:
+    """The images in a row, as a URL."""
     gap = np.full((images[0].shape[0], 3, 3), 255, dtype=np.uint8)
     parts = [part for image in images for part in (gap, image)][1:]
-    source = data_url(png(np.concatenate(parts, axis=1)))
-    return f'<figure><figcaption>{name}</figcaption><img alt="{name}" src="{source}"></figure>'
+    return data_url(png(np.concatenate(parts, axis=1)))
 
 
 def show(demo: Demo) -> None:

@@ -1,4 +1,4 @@
-"""Looking into a trained agent: play, attribute, mask, predict, measure, draw, write video.
+"""Inspection of a trained agent: play, attribute, mask, predict, measure, draw, write video.
 
 `explain`, `saliency`, `demo`, `watch`, `preview`, TensorBoard images, export checks and reports are built on it.
 """

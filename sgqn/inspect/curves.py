@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sgqn.attribution.base import QFunction
-from sgqn.attribution.common import check_natural, check_pictures, one_value
+from sgqn.attribution.common import check_images, check_natural, one_value
 from sgqn.attribution.mask import magnitude_of
 from sgqn.errors import InvalidValueError, UnknownNameError
 
@@ -33,7 +33,7 @@ class ValueCurve:
 
     @property
     def filled(self) -> Tensor:
-        """The value of the image that shows nothing, (B,)."""
+        """The value of the completely filled image, (B,)."""
         return self.values[:, self.shown.argmin()]
 
     @property
@@ -44,7 +44,7 @@ class ValueCurve:
 
     @property
     def area(self) -> Tensor:
-        """Under the normalised curve, by trapezoids, (B,). Deletion: small is good; insertion: large is good."""
+        """Under the normalised curve, by trapezoids, (B,). Deletion: lower is better; insertion: higher is better."""
         return self._integral(self.normalised)
 
     @property
@@ -75,7 +75,7 @@ class ValueCurve:
 
     @property
     def changed_area(self) -> Tensor:
-        """Under `changed`, a scalar. Removing the most salient first: large is good; the least salient: small."""
+        """Under `changed`, a scalar. Most salient pixels first: higher is better; least salient first: lower."""
         return self._integral(self.changed)
 
     def reversed(self) -> ValueCurve:
@@ -103,7 +103,7 @@ def deletion(
     "blur" (the blurred image), a number, or an image that broadcasts to `obs`. Without `frames`, three colours a
     frame. A pass has at most `batch_size` images.
     """
-    check_pictures(obs)
+    check_images(obs)
     check_natural(steps=steps, batch_size=batch_size)
     if attribution.shape != obs.shape or len(action) != len(obs):
         raise InvalidValueError(

@@ -16,7 +16,7 @@ from sgqn.inspect.subject import Subject
 
 
 class Observed(NamedTuple):
-    """What an environment shows before an action."""
+    """The observation before an action."""
 
     obs: np.ndarray  # (C, H, W) uint8
     info: dict[str, Any]
@@ -42,7 +42,7 @@ def roll(env: Any, act: Callable[[np.ndarray], Any], seed: int | None = None, ep
 
 
 class Step(NamedTuple):
-    """A step of an episode as an agent meets it; tensors are batches of one."""
+    """A step of an agent's episode; tensors are batches of one."""
 
     number: int
     seen: Tensor  # (1, C, H, W) uint8, as its networks see it
@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
 
 def environment(subject: Subject, shift: str, seed: int = 0, renderer: str = "auto", truth: bool = False) -> PixelEnv:
-    """The environment that the agent was trained for, under a shift; `truth`: with ground-truth masks."""
+    """The agent's environment in a shift; `truth`: with ground-truth masks."""
     config = subject.config
     return make(
         config.task,
@@ -72,7 +72,7 @@ def environment(subject: Subject, shift: str, seed: int = 0, renderer: str = "au
 def steps(
     subject: Subject, env: PixelEnv, seed: int = 0, episode: int = 0, actions: Tensor | None = None
 ) -> Iterator[Step]:
-    """An episode by the agent's deterministic actions, or by those given; the last step is the final observation."""
+    """An episode with the agent's deterministic actions, or the given ones; the last step is the final observation."""
     agent = subject.agent
     chosen = torch.empty(0)
 
@@ -95,7 +95,7 @@ def steps(
 
 
 class Episode(NamedTuple):
-    """An episode through an agent's eyes: before each action what its networks see, and the action that it prefers."""
+    """An episode of an agent: the observation before each action as input of its networks, and its preferred action."""
 
     seen: Tensor  # (T, C, H, W) uint8
     actions: Tensor  # (T, A)
@@ -116,7 +116,7 @@ def play(
     truth: bool = False,
     on_step: OnStep | None = None,
 ) -> Episode:
-    """Episode 0 of the seed, or its first `count` steps, by the agent's own actions or by those given.
+    """Episode 0 of the seed, or its first `count` steps, with the agent's own actions or the given ones.
 
     `truth`: also which pixels show the controlled system. `on_step(done, total)` reports progress.
     """

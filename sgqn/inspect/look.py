@@ -1,8 +1,7 @@
-"""What matters to an agent in what it sees: the attribution of its value, the mask of that, the predicted mask."""
+"""The attribution of an agent's value, its mask, and the predicted mask."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,9 @@ from torch import Tensor
 
 from sgqn import attribution
 from sgqn.agents.base import Agent
-from sgqn.attribution import OnStep
+from sgqn.attribution import Attribution, OnStep
+from sgqn.attribution.registry import accepted
+from sgqn.errors import InvalidValueError
 
 AT_ONCE = 16
 """Observations attributed together."""
@@ -26,31 +27,33 @@ def attribute(
     agent: Agent,
     seen: Tensor,
     actions: Tensor,
-    method: str,
+    method: str | Attribution,
     on_step: OnStep | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
-    """The attribution (B, C, H, W) of `agent.value` to what the networks see, by the method of that name.
+    """The attribution (B, C, H, W) of `agent.value` to what the networks see, by a method or the name of one.
 
     `on_step` and `batch_size` (images in one pass) are passed on to methods that take them.
     """
-    chosen: Any = attribution.get(method)
-    takes = inspect.signature(chosen).parameters
+    chosen: Any = attribution.get(method) if isinstance(method, str) else method
     options = {"on_step": on_step, "batch_size": batch_size}
-    given = {name: value for name, value in options.items() if value is not None and name in takes}
+    given = accepted(chosen, {name: value for name, value in options.items() if value is not None})
     result: Tensor = chosen(agent.value, seen, actions, **given)
+    if result.shape != seen.shape:
+        shapes = f"{tuple(result.shape)} for observations {tuple(seen.shape)}"
+        raise InvalidValueError(f"an attribution has the shape of the observations: {method} gave {shapes}")
     return result
 
 
 @torch.no_grad()
 def predict(agent: Agent, seen: Tensor, actions: Tensor) -> Tensor | None:
-    """What the decoder M_theta predicts, (B, C, H, W) in [0, 1]; None for agents without one."""
+    """The prediction of the decoder M_theta, (B, C, H, W) in [0, 1]; None for agents without a decoder."""
     return agent.mask_probabilities(seen, actions) if agent.predicts_masks else None
 
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What matters to an agent in some observations. The mask depends on rho, the rest does not."""
+    """Attribution and masks of an agent for some observations. Only the mask depends on rho."""
 
     agent: Agent
     seen: Tensor  # (B, C, H, W) uint8
@@ -76,7 +79,9 @@ class Look:
         )
 
 
-def look_at(agent: Agent, seen: Tensor, actions: Tensor, method: str, on_step: OnStep | None = None) -> Look:
+def look_at(
+    agent: Agent, seen: Tensor, actions: Tensor, method: str | Attribution, on_step: OnStep | None = None
+) -> Look:
     """Attribute all observations together."""
     return Look(agent, seen, actions, attribute(agent, seen, actions, method, on_step))
 
@@ -103,7 +108,7 @@ def newest(stack: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Images:
-    """The newest frame of some observations and what matters in it, as arrays to draw."""
+    """The newest frame of some observations with attribution and masks, as arrays to draw."""
 
     observation: np.ndarray  # (B, H, W, 3) uint8
     attribution: np.ndarray  # (B, H, W), the largest magnitude over RGB
@@ -129,7 +134,7 @@ class Images:
 
     @property
     def masked(self) -> np.ndarray:
-        """The observation with the rest in black, (B, H, W, 3) uint8."""
+        """The observation with pixels outside the mask in black, (B, H, W, 3) uint8."""
         return (self.observation * self.mask[..., None]).round().astype(np.uint8)
 
     @property

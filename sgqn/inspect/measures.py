@@ -1,11 +1,11 @@
-"""Where an attribution or a mask lies, against the ground truth, and how well a mask is predicted.
+"""Attributions and masks compared with the ground truth, and how well a mask is predicted.
 
 Measures are per stacked frame: they take maps and masks (B, C, H, W) and the simulator's ground truth, bool
 (B, frames, H, W), and return float64 (B, frames). A pixel's magnitude is its largest absolute attribution over the
-colours of its frame, as for masks. Two rules decide every degenerate frame:
+colours of its frame, as for masks. Two rules cover degenerate frames:
 
 - A map or mask that ranks no pixel (constant, zero, empty) scores the base rate; an empty mask's IoU is 0.
-- A frame that shows nothing of the controlled system has no answer: NaN, its base rate too. So does a map with NaN.
+- A frame that does not show the controlled system gives NaN, also for the base rate. So does a map with NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from sgqn.attribution.mask import magnitude_of
 from sgqn.errors import InvalidValueError
 
-# Against the ground truth
+# Comparison with the ground truth
 
 
 def base_rate(truth: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def mass_share(attribution: Tensor, truth: Tensor) -> Tensor:
 
 
 def pointing(attribution: Tensor, truth: Tensor) -> Tensor:
-    """The pointing game: 1 if the strongest pixel lies on the system, else 0; of tied ones, the share that does."""
+    """The pointing game: 1 if the strongest pixel is on the system, else 0; for ties, the share that is."""
     base = base_rate(truth)
     magnitude = _magnitude_like(attribution, truth)
     strongest = magnitude == magnitude.amax(dim=(2, 3), keepdim=True)
@@ -103,7 +103,7 @@ def _check_fit(values: Tensor, truth: Tensor) -> None:
 
 
 def binary(mask: Tensor) -> Tensor:
-    """A mask as booleans; a soft one keeps what it keeps by more than half, as the training log counts it."""
+    """A mask as booleans; soft masks are thresholded at 0.5, as in the training log."""
     return mask if mask.dtype == torch.bool else mask > 0.5
 
 

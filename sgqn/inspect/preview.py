@@ -1,4 +1,4 @@
-"""A look at a task under a shift: random actions, as a sheet of frames (.png) or a video (.mp4)."""
+"""A preview of a task in a shift: random actions, as a sheet of frames (.png) or a video (.mp4)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST, PER_ROW = 12, 4
 
 
 class Preview(NamedTuple):
-    """What was played."""
+    """Summary of a preview."""
 
     total: float
     """The summed reward."""
@@ -41,7 +41,7 @@ def preview(
     steps: int = 60,
     on_step: OnStep | None = None,
 ) -> Preview:
-    """Play `steps` random actions and write what is seen to `out`, whose suffix decides the format."""
+    """Play `steps` random actions and write the frames to `out`, in the format of its suffix."""
     sheet = out.suffix.lower() == ".png"
     if not sheet and out.suffix.lower() != ".mp4":
         raise InvalidValueError(f"cannot write {str(out)!r}: the name must end in .png or .mp4")

@@ -13,7 +13,7 @@ from sgqn.envs.families import find_task
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained agent to look into."""
+    """A trained agent to inspect."""
 
     agent: Agent
     config: TrainConfig
@@ -27,7 +27,7 @@ class Subject:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> Subject:
-        """Load anything that `sgqn.load_agent` takes: a run, a checkpoint, an exported agent, a pretrained name."""
+        """Load anything that `sgqn.load_agent` accepts: a run, a checkpoint, an exported agent, a pretrained name."""
         folder = loading.find(path)
         trained = loading.load(folder, device)
         return cls(trained.agent, trained.config, trained.step, folder, trained.run, trained.precision)

@@ -39,7 +39,7 @@ def watch(
     browser: bool = True,
     say: Callable[[str], object] = functools.partial(print, flush=True),  # noqa: B008
 ) -> None:
-    """Serve the live view of a run, a checkpoint or an exported agent, until a signal ends it with `Interrupted`.
+    """Run the web server of the live view of an agent until a signal ends it with `Interrupted`.
 
     The page starts with `shift` (by default the task's hardest), `method` and `rho` (the agent's own) and `seed`.
     """
@@ -87,7 +87,7 @@ def _announce(player: Player, server: Server, say: Callable[[str], object]) -> N
 
 
 def _open(url: str) -> None:
-    """Show the page in a browser, where there is a screen for one."""
+    """Open the page in a browser, if there is a display."""
     if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 

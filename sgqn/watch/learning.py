@@ -1,4 +1,4 @@
-"""The learning curves of a run, read again as a training appends to them."""
+"""The learning curves of a run, read again when training appends to them."""
 
 from __future__ import annotations
 
@@ -46,16 +46,17 @@ def learning(run: Run) -> dict[str, Any]:
 
 
 def _points(evaluations: Iterable[RunEvaluation], shift: str) -> list[tuple[int, float, float, int]]:
-    """One point a step: of several evaluations that with the most episodes, of those the latest."""
+    """One point per step: of several evaluations the one with the most episodes, then the latest."""
     best: dict[int, RunEvaluation] = {}
     for one in evaluations:
-        if one.shift == shift and (one.step not in best or one.episodes >= best[one.step].episodes):
-            best[one.step] = one
+        step = one.step
+        if one.shift == shift and step is not None and (step not in best or one.episodes >= best[step].episodes):
+            best[step] = one
     return [(step, best[step].mean, best[step].std, best[step].episodes) for step in sorted(best)]
 
 
 def thinned(points: Sequence[Any]) -> list[Any]:
-    """At most about `MOST` of them, evenly spaced, the last always among them."""
+    """At most about `MOST` points, evenly spaced, always including the last."""
     stride = -(-len(points) // MOST) or 1
     return list(points[::-1][::stride][::-1])
 

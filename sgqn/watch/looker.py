@@ -23,7 +23,7 @@ PROGRESS_EVERY = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A step of an episode that is to be looked at."""
+    """A step of an episode to attribute."""
 
     subject: Subject
     start: Start
@@ -35,9 +35,9 @@ class _Outdated(Exception):
 
 
 class Looker(threading.Thread):
-    """Attributes the newest request by the chosen method, then the next newest, and publishes part `look`.
+    """Attributes the latest request with the chosen method, then the next one, and publishes part `look`.
 
-    A request that is no longer the newest is finished all the same: otherwise slow methods would never have a result.
+    A request is finished even if a newer one arrives: otherwise slow methods would never have a result.
     Another rho needs no new attribution.
     """
 
@@ -78,7 +78,7 @@ class Looker(threading.Thread):
             self._done = wanted
 
     def _wanted(self) -> tuple[Any, ...]:
-        """What is to be looked at: request, method, rho."""
+        """The next request, method and rho."""
         settings = self._session.settings
         return () if self._request is None else (self._request, settings.method, settings.rho)
 

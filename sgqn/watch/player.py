@@ -22,7 +22,7 @@ PAUSE_AFTER = 1.5
 
 
 class Player:
-    """Plays the episode that the session asks for, then the next of its seed, always with the newest checkpoint.
+    """Plays the session's episode, then the next of its seed, always with the latest checkpoint.
 
     Everything happens in the thread that calls `prepare` and `run`: an OpenGL context belongs to one thread.
     """
@@ -44,7 +44,7 @@ class Player:
         self._publish_run()
 
     def run(self) -> None:
-        """Play until the session stops. The page shows what cannot be played, and may choose something else."""
+        """Play until the session stops. Errors are shown on the page, where other settings can be chosen."""
         session = self._session
         try:
             while not session.stopped:
@@ -69,7 +69,7 @@ class Player:
             self._env, self._made_for = None, ()
 
     def _refresh(self) -> None:
-        """Load the run's newest checkpoint; an unreadable one changes nothing."""
+        """Load the run's latest checkpoint; an unreadable one is ignored."""
         self._session.publish("note", None)
         try:
             newest_folder = loading.find(self._path)
@@ -116,7 +116,7 @@ class Player:
         return float(self.subject.agent.value(step.seen, step.action))
 
     def _frame(self, start: Start, step: Step, rewards: list[float], values: list[float]) -> dict[str, Any]:
-        """What the page shows of a step, and of the episode so far; `values` has one more than `rewards`."""
+        """The data of a step and of the episode so far, for the page; `values` has one more than `rewards`."""
         predicted = predict(self.subject.agent, step.seen, step.action)
         body = None if step.truth is None else step.truth[0, -1].numpy()
         return {
@@ -146,7 +146,8 @@ class Player:
                 "seed": config.seed,
                 "step": self.subject.step,
                 "shifts": find_task(config.task).shifts,
-                "methods": attribution.available(),
+                # The run's own may have arguments, which are not listed.
+                "methods": list(dict.fromkeys([*attribution.available(), self._session.settings.method])),
             },
         )
 

@@ -1,4 +1,4 @@
-"""The page and its questions over HTTP: four addresses, nothing from the disk but the page's own three files.
+"""The HTTP server of the live view: four addresses, and no files except the page's own three.
 
     GET  /  /page.js  /style.css     the page
     GET  /state?after=VERSION        what is new since that version, as JSON; waits some seconds if nothing is
@@ -38,7 +38,7 @@ HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(:\d*)?", re.ASCII | re.IGNORECASE)
 LARGEST_BODY = 4096
 MOST_CONNECTIONS = 64
 LONGEST_WAIT = 10.0
-"""Seconds that a question about the state may wait for news."""
+"""Seconds that a request for the state may wait for changes."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -51,7 +51,7 @@ HEADERS = {
 
 
 class Server(ThreadingTCPServer):
-    """Serves one session at `url`; a thread for each connection, and not more than `MOST_CONNECTIONS` of them."""
+    """HTTP server of one session at `url`, with one thread per connection and at most `MOST_CONNECTIONS`."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -74,7 +74,7 @@ class Server(ThreadingTCPServer):
 
     @property
     def loopback(self) -> bool:
-        """Whether this machine alone can reach it."""
+        """Whether only this machine can reach it."""
         return self._address.is_loopback
 
     @property
@@ -83,7 +83,7 @@ class Server(ThreadingTCPServer):
         return f"http://{f'[{name}]' if ':' in name else name}:{self.port}/"
 
     def serves(self, name: str) -> bool:
-        """Whether a request may call this server so. A name can be made to point anywhere, an address can't."""
+        """Whether requests may use this host name. Names can be made to point anywhere, addresses cannot."""
         try:
             return ipaddress.ip_address(name).is_loopback or not self.loopback
         except ValueError:
@@ -104,14 +104,14 @@ class Server(ThreadingTCPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """One line; nothing about a reader that has gone."""
+        """One line; nothing about closed connections."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             print(f"error: a request failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 class Refused(Exception):
-    """A request that is not answered, and why."""
+    """A refused request, with the reason."""
 
     def __init__(self, status: HTTPStatus, reason: str, **headers: str):
         super().__init__(reason)
@@ -166,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_json(HTTPStatus.OK, {"settings": dataclasses.asdict(settings)})
 
     def _check_origin(self) -> None:
-        """Only this server's own page may ask, and only by a name that is surely this server's."""
+        """Only this server's own page may send requests, and only with a valid host name."""
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1:
             raise Refused(HTTPStatus.BAD_REQUEST, f"a request needs one Host, not {len(hosts)}")
@@ -175,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.FORBIDDEN, f"this server is not {hosts[0][:100]!r}: open {self.server.url}")
         origin = self.headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != hosts[0]:
-            raise Refused(HTTPStatus.FORBIDDEN, f"a page of {origin[:100]!r} may not ask here")
+            raise Refused(HTTPStatus.FORBIDDEN, f"requests from pages of {origin[:100]!r} are not allowed")
 
     def _body(self) -> dict[str, Any]:
         """The JSON object that was posted."""
@@ -228,7 +228,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _after(query: str) -> int:
-    """The version that a page has seen."""
+    """The last version that a page has received."""
     try:
         fields = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=4)
         (number,) = fields.pop("after", ["0"])

@@ -1,4 +1,4 @@
-"""What the page, the simulation and the attribution share: settings from the page, results for it."""
+"""The shared state of page, simulation and attribution: settings from the page, results for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 15.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What the page sets."""
+    """The settings of the page."""
 
     shift: str
     method: str
@@ -66,10 +66,10 @@ class Start(NamedTuple):
 
 
 class Session:
-    """Takes settings in and gives named parts of the view out; safe for any number of threads.
+    """Receives settings and publishes named parts of the view; thread-safe.
 
-    Every change of a part gets a version larger than all before, including those of an earlier server. A page tells the
-    last version that it saw, and is sent only what is newer.
+    Every change of a part gets a version larger than all before, including those of an earlier server. A page sends the
+    last version that it has, and receives only newer parts.
     """
 
     def __init__(self, settings: Settings, task: str):
@@ -182,7 +182,7 @@ class Session:
             self.publish("settings", dataclasses.asdict(settings))
 
     def _asked(self) -> None:
-        """Note that somebody is watching; a simulation that waited for it continues."""
+        """Record that a page is open; a waiting simulation continues."""
         slept = not self.watched
         self._last_asked = time.monotonic()
         if slept:

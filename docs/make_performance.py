@@ -1,4 +1,4 @@
-"""Update the tables of docs/performance.md from the benchmark outputs in docs/performance.
+"""Update the tables of performance.md and performance-details.md from the benchmark outputs in docs/performance.
 
     python benchmarks/gpu.py --sections training updates parts roofline --windows 2 --json gpu.json > gpu.txt
     python benchmarks/gpu_equality.py > equality.txt
@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 DOCS = Path(__file__).resolve().parent
-DATA, PAGE = DOCS / "performance", "performance.md"
+DATA = DOCS / "performance"
 BEGIN, END = "<!-- {}: made by docs/make_performance.py -->", "<!-- end -->"
 
 GPU = "python benchmarks/gpu.py --sections training updates parts roofline --windows 2"
@@ -239,7 +239,11 @@ def drift() -> str:
     )
 
 
-TABLES = (updates, training, parts, roofline, encoder, equality, noise, drift)
+PAGES: dict[str, tuple[Callable[[], str], ...]] = {
+    "performance.md": (updates, training, equality),
+    "performance-details.md": (parts, roofline, encoder, noise, drift),
+}
+"""The tables of each page."""
 
 
 def by_agent(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -263,9 +267,10 @@ def grid(rows: Sequence[Sequence[str]], left: int = 1) -> str:
     return "\n".join([head, f"|{'---|' * left}{'---:|' * (len(rows[0]) - left)}", *body])
 
 
-def page(text: str) -> str:
-    """The page with updated tables."""
-    for table in TABLES:
+def page(name: str) -> str:
+    """The text of a page with updated tables."""
+    text = (DOCS / name).read_text()
+    for table in PAGES[name]:
         mark = BEGIN.format(table.__name__)
         before, rest = text.split(mark)
         _, after = rest.split(END, maxsplit=1)
@@ -277,11 +282,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", type=Path, nargs=2, metavar=("TEXT", "JSON"), help="new outputs of benchmarks/gpu.py")
     parser.add_argument("--equality", type=Path, metavar="TEXT", help="new output of benchmarks/gpu_equality.py")
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder of performance.md (default: docs)")
+    parser.add_argument("--out", type=Path, default=DOCS, help="folder of the pages (default: docs)")
     options = parser.parse_args()
     if options.gpu:
         keep("gpu", GPU, options.gpu[0])
         keep_kernels(options.gpu[1])
     if options.equality:
         keep("equality", EQUALITY, options.equality)
-    (options.out / PAGE).write_text(page((DOCS / PAGE).read_text()))
+    for name in PAGES:
+        (options.out / name).write_text(page(name))

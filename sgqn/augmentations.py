@@ -60,7 +60,7 @@ def register_augmentation(name: str, *, needs_images: bool = False) -> Callable[
 
 
 def random_shift(obs: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
-    """DrQ's shift: replicate `pad` pixels around, cut the original size out at random. Keeps the dtype.
+    """DrQ's random shift: pad by `pad` replicated pixels, then crop the original size at random. Keeps the dtype.
 
     Two calls draw two shifts: obs and next obs are shifted independently.
     """
@@ -71,7 +71,7 @@ def random_shift(obs: Tensor, generator: torch.Generator, pad: int = 4) -> Tenso
 
 
 def random_crop(obs: Tensor, generator: torch.Generator, size: int = 84) -> Tensor:
-    """A square of `size` at a random place of a larger render (RAD, SODA). Keeps the dtype."""
+    """A random square crop of `size` from a larger image (RAD, SODA). Keeps the dtype."""
     height, width = _larger(obs, size)
     top = _randint(height - size + 1, (len(obs),), obs, generator)
     left = _randint(width - size + 1, (len(obs),), obs, generator)
@@ -79,7 +79,7 @@ def random_crop(obs: Tensor, generator: torch.Generator, size: int = 84) -> Tens
 
 
 def center_crop(obs: Tensor, size: int = 84) -> Tensor:
-    """The middle square (..., size, size): what agents trained on random crops act on. A view."""
+    """The centre crop (..., size, size), which agents trained on random crops act on. A view."""
     height, width = _larger(obs, size)
     top, left = (height - size) // 2, (width - size) // 2
     return obs[..., top : top + size, left : left + size]
@@ -105,7 +105,7 @@ def blend(obs: Tensor, images: Tensor, index: Tensor, alpha: float) -> Tensor:
 
 @register_augmentation("random_conv")
 def random_conv(obs: Tensor, generator: torch.Generator) -> Tensor:
-    """A random 3x3 colour convolution per image: 255 sigmoid(w * obs / 255), w ~ N(0, 1). Gives float32."""
+    """A random 3x3 colour convolution per image: 255 sigmoid(w * obs / 255), w ~ N(0, 1). Returns float32."""
     frames = _rgb_frames(obs)  # (B, k, 3, H, W)
     batch, stack, _, height, width = frames.shape
     weight = torch.randn(batch * 3, 3, 3, 3, device=obs.device, generator=generator)
@@ -147,10 +147,9 @@ def _larger(obs: Tensor, size: int) -> tuple[int, int]:
 
 
 class PictureBank:
-    """`num` random resized crops of the data directory's pictures, uint8 (num, 3, size, size) on the device.
-
-    Without any picture, generated ones serve: `source` says which ("pictures" or "generated"). Crop number k is
-    a function of `seed` and k alone and lies in slot k modulo `num`, so two integers are the bank's whole state.
+    """`num` random resized crops of the data directory's images, uint8 (num, 3, size, size) on the device. If there are
+    none, generated images are used; `source` is "pictures" or "generated". Crop number k depends only on `seed` and k
+    and is in slot k modulo `num`, so two integers are the whole state of the bank.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class PictureBank:
         cache_bytes: int = 256 << 20,
     ):
         if num < 1 or size < 1:
-            raise InvalidValueError(f"picture bank: num and size must be at least 1, got {num} and {size}")
+            raise InvalidValueError(f"overlay images: num and size must be at least 1, got {num} and {size}")
         if paths is None:
             from sgqn.data import overlay_images
 
@@ -176,10 +175,10 @@ class PictureBank:
         self._sources: Sequence[Image.Image] | _PictureFiles
         if files:
             self._sources = _PictureFiles(files, cache_bytes)
-            log.info("overlay pictures: random crops of %d files", len(files))
+            log.info("overlay images: random crops of %d files", len(files))
         else:
             self._sources = _generated(num, size)
-            log.warning("overlay pictures: none found, using generated ones (not the benchmark's)")
+            log.warning("overlay images: none found, using generated ones (not the benchmark's)")
         self._fingerprint = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
         self._worker: ThreadPoolExecutor | None = None
         self._next: tuple[int, Future[Tensor]] | None = None  # how many, and the crops
@@ -188,13 +187,13 @@ class PictureBank:
         self._append(self._crops(0, num))
 
     def describe(self) -> str:
-        """Where the crops come from, in words."""
+        """The source of the crops, for people."""
         return f"{len(self._sources):,} files" if self.source == "pictures" else self.source
 
     def refresh(self, n: int) -> None:
         """Replace the `n` oldest entries by fresh crops, in place.
 
-        A thread has prepared them since the last call with the same `n`; what comes does not depend on timing.
+        A thread has prepared them since the last call with the same `n`; the result does not depend on timing.
         """
         n = min(n, self.num)
         if n < 1:
@@ -209,7 +208,7 @@ class PictureBank:
         self._next = (n, self._worker.submit(self._crops, self._drawn, n))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values from which the same pictures come again, given the same files."""
+        """Plain values that reproduce the same images, given the same files."""
         return {
             "num": self.num,
             "size": self.size,
@@ -220,13 +219,14 @@ class PictureBank:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hold exactly the pictures that the saved bank held, and go on with the same."""
+        """Restore the images of the saved bank; refreshing continues with the same crops."""
         if (state["num"], state["size"]) != (self.num, self.size):
             raise InvalidValueError(
-                f"a bank of {state['num']} pictures of size {state['size']} is not one of {self.num} of {self.size}"
+                f"the saved state has {state['num']} overlay images of size {state['size']}, "
+                f"not {self.num} of size {self.size}"
             )
         if (state["source"], state["fingerprint"]) != (self.source, self._fingerprint):
-            log.warning("overlay pictures: the files have changed since this state was saved")
+            log.warning("overlay images: the files have changed since this state was saved")
         if (state["seed"], state["drawn"]) != (self.seed, self._drawn):
             self.seed = int(state["seed"])
             self._next = None
@@ -260,7 +260,7 @@ class PictureBank:
 
 
 def make_augmentation(name: str, bank: PictureBank | None = None) -> Augmentation:
-    """The augmentation of that name; one that needs images takes them from the bank, also after it was refreshed."""
+    """The augmentation called `name`; if it needs images, it uses the bank's current ones."""
     entry = AUGMENTATIONS[name]
     if not entry.needs_images:
         return entry.function
@@ -273,7 +273,7 @@ def make_augmentation(name: str, bank: PictureBank | None = None) -> Augmentatio
 
 
 class _PictureFiles:
-    """Decoded pictures by index, the latest kept in memory. A file that is no picture stands for its successor."""
+    """Decoded images by index, with a cache. Unreadable files are skipped: the next readable file is used."""
 
     def __init__(self, paths: list[Path], cache_bytes: int):
         self._paths = paths
@@ -291,7 +291,7 @@ class _PictureFiles:
             image = self._load((index + step) % len(self._paths))
             if image is not None:
                 return image
-        raise DataError(f"none of {len(self._paths)} overlay pictures can be read, such as {self._paths[0]}")
+        raise DataError(f"none of {len(self._paths)} overlay images can be read, such as {self._paths[0]}")
 
     def _load(self, index: int) -> Image.Image | None:
         with self._lock:
@@ -302,11 +302,11 @@ class _PictureFiles:
                 return self._cache[index]
         try:
             image = _decode(self._paths[index])
-        except Exception as error:  # Pillow's decoders raise nearly anything on files that are no pictures
+        except Exception as error:  # Pillow's decoders raise many kinds of errors on unreadable files
             with self._lock:
                 if index not in self._bad:
                     self._bad.add(index)
-                    log.warning("overlay picture skipped: %s (%s)", self._paths[index], error)
+                    log.warning("overlay image skipped: %s (%s)", self._paths[index], error)
             return None
         with self._lock:
             if index not in self._cache:
@@ -317,7 +317,7 @@ class _PictureFiles:
         return image
 
 
-_SHORT_SIDE = 256  # larger pictures are reduced to it, the size of Places365
+_SHORT_SIDE = 256  # larger images are reduced to it, the size of Places365
 
 
 def _decode(path: Path) -> Image.Image:
@@ -325,7 +325,7 @@ def _decode(path: Path) -> Image.Image:
         scale = _SHORT_SIDE / min(file.size)
         reduced = (math.ceil(file.width * scale), math.ceil(file.height * scale))
         if scale < 1:
-            file.draft("RGB", reduced)  # JPEGs decode several times faster when less is wanted
+            file.draft("RGB", reduced)  # JPEGs decode several times faster at a lower resolution
         image = file.convert("RGB")
     return image.resize(reduced, Image.Resampling.BILINEAR) if scale < 1 else image
 
@@ -342,7 +342,7 @@ def _generated(num: int, size: int) -> list[Image.Image]:
 
 
 def _random_resized_crop(image: Image.Image, size: int, rng: np.random.Generator) -> np.ndarray:
-    """A part of 0.08 to 1 of the area, sides 3:4 to 4:3, mirrored half of the time: uint8 (size, size, 3)."""
+    """A crop of 0.08 to 1 of the area, aspect ratio 3:4 to 4:3, randomly flipped: uint8 (size, size, 3)."""
     x, y, width, height = _random_box(image.width, image.height, rng)
     box = (x, y, x + width, y + height)
     crop = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box))
@@ -350,7 +350,7 @@ def _random_resized_crop(image: Image.Image, size: int, rng: np.random.Generator
 
 
 def _random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """x, y, width, height; where ten attempts do not fit, the largest middle part of a permitted shape."""
+    """x, y, width, height; if ten attempts do not fit, the largest centre crop with a permitted aspect ratio."""
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1)
         ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))

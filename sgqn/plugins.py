@@ -1,7 +1,7 @@
 """Modules from outside the package that register agents, attributions, augmentations or task families.
 
-They are found through the entry point group `sgqn.plugins`, named on the command line (`--plugin`), named by a run's
-configuration, or simply imported first.
+They are found through the entry point group `sgqn.plugins`, the option `--plugin` or a run's configuration, or imported
+by the user.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def load_installed() -> None:
 
 
 def load(modules: Iterable[str]) -> None:
-    """Import plugin modules by name, from the working directory too."""
+    """Import plugin modules by name, also from the working directory."""
     for module in modules:
         import_module(module, f"the plugin {module!r}")
 
 
 def import_module(module: str, what: str) -> None:
-    """Import a module by name, from the working directory too; `what` is how an error calls it."""
+    """Import a module by name, also from the working directory; `what` describes it in errors."""
     if module in sys.modules:
         return
     added = os.getcwd()
@@ -56,5 +56,5 @@ def import_module(module: str, what: str) -> None:
 
 
 def outside(origins: Iterable[str]) -> tuple[str, ...]:
-    """Those of some modules that are not the package's own, each once, in alphabetical order."""
+    """The modules outside of the package, without duplicates, in alphabetical order."""
     return tuple(sorted({origin for origin in origins if origin.partition(".")[0] != "sgqn"}))

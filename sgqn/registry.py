@@ -29,7 +29,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._origins: dict[str, str] = {}
 
     def register(self, name: str, thing: T, origin: str) -> None:
-        """Add a thing that module `origin` registers, which may replace its own when it is imported again."""
+        """Add an entry of the module `origin`, which may replace its own entries when it is imported again."""
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_-]*)", name):
             raise InvalidValueError(f"{self.kind} {name!r}: a name has letters, digits, '_' and '-'")
         if self._origins.get(name, origin) != origin:
@@ -38,7 +38,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._things[name], self._origins[name] = thing, origin
 
     def registered(self) -> dict[str, T]:
-        """What is registered so far, without loading anything."""
+        """The names that are registered so far, without loading anything."""
         return dict(self._things)
 
     def origin(self, name: str) -> str:

@@ -1,8 +1,8 @@
 """Plain functions that a faster version may replace.
 
-Plain code marks a function or a method with `@replaceable` and knows nothing more. Whoever has a faster version
-registers it with `@replace(plain, fits=...)`; it runs for the arguments that `fits` accepts, the plain one for all
-others. Both compute the same thing: a test holds them to each other.
+Plain code only marks a function or a method with `@replaceable`. A faster version is registered with `@replace(plain,
+fits=...)`; it runs for the arguments that `fits` accepts, the plain one for all others. A test checks that both compute
+the same.
 """
 
 from __future__ import annotations

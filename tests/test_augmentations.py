@@ -337,7 +337,7 @@ def test_state_brings_the_same_pictures_back(files: list[Path], caplog: pytest.L
         assert torch.equal(a.pictures, b.pictures)
         a.refresh(3)
         b.refresh(3)
-    with pytest.raises(InvalidValueError, match="10 pictures"):
+    with pytest.raises(InvalidValueError, match="10 overlay images"):
         PictureBank(11, SIZE, paths=files).load_state_dict(a.state_dict())
     assert "changed" not in caplog.text
     PictureBank(10, SIZE, paths=files[1:]).load_state_dict(a.state_dict())

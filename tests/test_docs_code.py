@@ -126,3 +126,31 @@ def test_explain_code(here: Path) -> None:
     exec(block, names)
     assert (here / "look.png").is_file()
     assert len(names["look"].attribution) == 4  # of the episode's four steps
+
+
+@pytest.mark.parametrize(
+    ("section", "library"),
+    [
+        ("Rendering", "gymnasium"),
+        ("Gymnasium", "gymnasium"),
+        ("Stable-Baselines3", "stable_baselines3"),
+        ("torchrl", "torchrl"),
+    ],
+)
+def test_environments_code(section: str, library: str) -> None:
+    pytest.importorskip(library)
+    page = (ROOT / "docs" / "environments.md").read_text()
+    _, text = re.split(rf"(?m)^## {section}$", page)
+    (block,) = re.findall(r"(?ms)^```python\n(.*?)^```", text.partition("\n## ")[0])
+    for written, used in (
+        ("n_steps=64", "n_steps=8, batch_size=8, n_epochs=1"),
+        ("learn(10_000)", "learn(32)"),
+        ("4, renderer=", "2, num_workers=0, action_repeat=250, renderer="),
+        ("episodes=4", "episodes=1, action_repeat=250"),
+        ("rollout(10,", "rollout(5,"),
+    ):
+        block = block.replace(written, used)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    if "image" in names:
+        assert names["image"].shape == (360, 480, 3)

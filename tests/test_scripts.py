@@ -17,6 +17,8 @@ SCRIPTS = [
     *(path for path in sorted(ROOT.glob("benchmarks/*.py")) if not path.name.startswith("_")),
     *sorted(ROOT.glob("docs/make_*.py")),
 ]
+SLOW = ("generalization", "kill_and_resume")
+"""Scripts that take long even in a tiny size, and whose subject has tests of its own."""
 pytestmark = pytest.mark.skipif(not SCRIPTS, reason="installed without the repository")
 
 
@@ -34,7 +36,11 @@ def help_of(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(path, marks=pytest.mark.slow) if path.stem in SLOW else path for path in SCRIPTS],
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
 def test_script_runs_in_a_tiny_size(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,7 +103,7 @@ def test_configurations_record_what_they_need(runs: Path) -> None:
     assert config["settings"]["rho"] == 0.9
 
 
-@pytest.mark.parametrize("agent", ["ddpg", "sgqn"])
+@pytest.mark.parametrize("agent", [pytest.param("ddpg", marks=pytest.mark.slow), "sgqn"])
 def test_resume_and_saliency(command, runs: Path, agent: str) -> None:
     run = f"runs/tabletop-slide/{agent}/0"
     assert "done" in command("train", "--resume", run, "--steps", "56", "--quiet", cwd=runs)

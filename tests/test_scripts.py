@@ -17,7 +17,7 @@ SCRIPTS = [
     *(path for path in sorted(ROOT.glob("benchmarks/*.py")) if not path.name.startswith("_")),
     *sorted(ROOT.glob("docs/make_*.py")),
 ]
-SLOW = ("generalization", "kill_and_resume")
+SLOW = ("generalization", "gpu", "kill_and_resume", "onnx_latency", "sweep")
 """Scripts that take long even in a tiny size, and whose subject has tests of its own."""
 pytestmark = pytest.mark.skipif(not SCRIPTS, reason="installed without the repository")
 

@@ -31,6 +31,8 @@ from tests.helpers import MICRO, fails
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TIMES = ("seconds", "steps_per_second", training.COLLECTION)
+PARTS_OF_OTHERS = ("drq", "drqv2", "sac", "sac_consistency", "sac_selfsup", "soda", "svea")
+"""Agents that train like another one, without some of its losses."""
 
 
 def micro(out: Path, *extra: str) -> Path:
@@ -60,7 +62,12 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "agent", [name for name, entry in AGENTS.items() if entry.takes(discrete=False) and entry.experience is None]
+    "agent",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in PARTS_OF_OTHERS else ())
+        for name, entry in AGENTS.items()
+        if entry.takes(discrete=False) and entry.experience is None
+    ],
 )
 def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) -> None:
     folder = micro(tmp_path, "--agent", agent)
@@ -122,7 +129,13 @@ def test_a_seed_repeats_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [["sgqn"], ["svea_soda"], ["sgdrqv2", "--attribution", "smoothgrad:samples=2"]], ids=lambda o: o[0]
+    "options",
+    [
+        ["sgqn"],
+        pytest.param(["svea_soda"], marks=pytest.mark.slow),
+        pytest.param(["sgdrqv2", "--attribution", "smoothgrad:samples=2"], marks=pytest.mark.slow),
+    ],
+    ids=lambda options: options[0],
 )
 def test_a_stopped_run_goes_on_as_if_it_had_not(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +199,7 @@ def test_a_resumed_run_makes_one_replay(tmp_path: Path, monkeypatch: pytest.Monk
 # ---- training longer
 
 
-@pytest.mark.parametrize("agent", ["sgqn", "soda"])
+@pytest.mark.parametrize("agent", ["sgqn", pytest.param("soda", marks=pytest.mark.slow)])
 def test_a_run_that_is_trained_longer_is_the_longer_run(agent: str, tmp_path: Path) -> None:
     """The replay grows with the run, from 32 to 40 and 50 transitions, then forgets the oldest."""
     whole = micro(tmp_path / "whole", "--agent", agent)

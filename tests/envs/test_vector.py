@@ -28,8 +28,8 @@ def processes(envs: PixelVectorEnv) -> list[subprocess.Popen]:
 def test_rows_are_the_episodes_of_single_environments(shift: str, num_workers: int, renderer: str) -> None:
     """Episode by episode, across automatic resets: observations, rewards, masks, true final observations."""
     options = {"shift": shift, "renderer": renderer, "masks": True, "action_repeat": 250}
-    envs = sgqn.make_vec("walker-walk", 3, **options, num_workers=num_workers)
-    actions = np.random.RandomState(0).uniform(-1, 1, (8, 3, 6))
+    envs = sgqn.make_vec("cartpole-swingup", 3, **options, num_workers=num_workers)
+    actions = np.random.RandomState(0).uniform(-1, 1, (8, 3, 1))
     obs, info = envs.reset(seed=5)
     observed, rewards, masks = [obs], [], [info["mask"]]
     finals = []
@@ -46,7 +46,7 @@ def test_rows_are_the_episodes_of_single_environments(shift: str, num_workers: i
     assert envs.observation_space.contains(obs)
     envs.close()
 
-    single = sgqn.make("walker-walk", **options)
+    single = sgqn.make("cartpole-swingup", **options)
     for world in range(3):
         for run in range(2):
             obs, info = single.reset(seed=5, options={"episode": world + 3 * run})

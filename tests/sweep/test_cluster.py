@@ -1,7 +1,4 @@
-"""Sweeps on a real Ray cluster of several nodes on this machine: drivers and workers die, no run is lost.
-
-Workers and nodes that die are the subject of benchmarks/sweep.py, which tests/test_scripts.py runs.
-"""
+"""Sweeps on a real Ray cluster on this machine: drivers, workers and nodes die, no run is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from tests.sweep.sweeps import QUICK, quick
 
 pytest.importorskip("ray")
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sweep.py"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not SCRIPT.exists(), reason="installed without the repository")]
+pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="installed without the repository")
 LONGER = {"seed": [0, 1, 2], "steps": 600, "checkpoint_every": 50}
 
 
@@ -38,6 +35,25 @@ def benchmark() -> ModuleType:
     return module
 
 
+def test_a_killed_worker_is_replaced(tmp_path: Path, benchmark: ModuleType) -> None:
+    """The larger version, with a node that dies too, is benchmarks/sweep.py."""
+    plan, out, killed = quick(**{**LONGER, "seed": [0, 1]}), tmp_path / "ray", []
+
+    def kill() -> None:
+        killed.append(benchmark.training_process(plan, out))
+        os.kill(killed[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    sweep(plan, out, ray="local", live=False)
+    thread.join()
+    assert killed
+    sweep(plan, tmp_path / "local", live=False)
+    for run in plan:
+        assert benchmark.left_by(out / run.name) == benchmark.left_by(tmp_path / "local" / run.name)
+
+
+@pytest.mark.slow
 def test_a_lost_driver_is_replaced_by_the_same_command(tmp_path: Path, benchmark: ModuleType) -> None:
     plan, out, file = quick(**LONGER), tmp_path / "ray", tmp_path / "sweep.toml"
     values = {**QUICK, **LONGER}
@@ -56,6 +72,7 @@ def test_a_lost_driver_is_replaced_by_the_same_command(tmp_path: Path, benchmark
         assert benchmark.left_by(out / run.name) == benchmark.left_by(tmp_path / "local" / run.name)
 
 
+@pytest.mark.slow
 def test_runs_at_a_url_survive_a_killed_worker(tmp_path: Path, benchmark: ModuleType) -> None:
     """Each attempt has a local copy of its own; a lease on the storage keeps them apart."""
     plan, stored, killed = quick(**{**LONGER, "seed": [0, 1]}), tmp_path / "ray", []

@@ -205,7 +205,7 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """The state of a simulation, with plausible numbers only."""
         if (values["seed"], values["episode"]) != (seed, episode):
             raise InvalidValueError("the state of a simulation is of another episode")
-        integer(values["steps"], "steps", 0, self.task.episode_steps)
+        integer(values["steps"], "steps", 0, (self.task.episode_steps + 1) * self.task.action_repeat)  # control steps
         for name, value in values.items():
             array = np.asarray(value)
             if array.dtype.kind not in "biuf" or not np.isfinite(array).all():

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sgqn.errors import DataError, InvalidValueError
+from sgqn.reading import integer
 from sgqn.registry import Registry
 from sgqn.replaceable import replaceable
 
@@ -220,6 +221,8 @@ class PictureBank:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the images of the saved bank; refreshing continues with the same crops."""
+        integer(state["seed"], "seed", 0, (1 << 63) - 1)
+        integer(state["drawn"], "drawn", self.num)
         if (state["num"], state["size"]) != (self.num, self.size):
             raise InvalidValueError(
                 f"the saved state has {state['num']} overlay images of size {state['size']}, "

@@ -10,7 +10,8 @@ A folder of that name is always whole: it is written under another name, flushed
 step moves the old folder aside (suffix `.old`) for an instant; should the process die in that instant, the old folder
 still counts as that step's checkpoint.
 
-Checksums find damage, not forgery: whoever rewrites the manifest too can store other numbers, but never code.
+Checksums find damage, not forgery: whoever rewrites the manifest too can store other numbers, but never code. Files are
+read by `sgqn.reading`: what does not belong into a checkpoint is refused before memory for it is allocated.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,11 +32,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 import sgqn
+from sgqn import reading
+from sgqn.device import total_memory
 from sgqn.errors import DataError, InvalidValueError
+from sgqn.reading import TensorFile, TensorInfo, line
 
 FORMAT = 1
 FOLDER = "checkpoints"
@@ -43,6 +46,7 @@ WEIGHTS, STATE, TENSORS, MANIFEST = "weights.safetensors", "state.json", "state.
 
 _FILES = (WEIGHTS, STATE, TENSORS)
 _MANIFEST_LIMIT = 1 << 20  # bytes; a real one has less than one thousand
+_STATE_LIMIT = 100 << 20  # bytes; gym environments keep the actions of their episodes
 _STEP = re.compile(r"step_(\d{9,})(\.old)?", re.ASCII)
 _OLD = ".old"
 _TEMPORARY = ".tmp-"
@@ -352,7 +356,9 @@ def _is_complete(path: Path) -> bool:
 def _newest_good(checkpoints: list[Path]) -> Path | None:
     for path in reversed(checkpoints):
         with suppress(DataError):
-            if not_finite(_read(path, torch.device("cpu")).weights) is None:
+            opened = Opened(path)
+            opened.tensors.check()
+            if not_finite(opened.load_weights()) is None:
                 return path
     return None
 
@@ -368,110 +374,185 @@ def _hint(checkpoint: Path) -> str:
 
 # -- loading -------------------------------------------------------------------------------------------------------
 
+Fits = Callable[[Mapping[str, TensorInfo]], None]
+"""Raises an error unless these names, dtypes and shapes are those of the expected weights."""
 
-def load(checkpoint: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
-    """Read a checkpoint folder (see `find`); a missing, damaged or foreign file is a `DataError` that names it.
 
-    Weights go to `device`, and so do those tensors of the state that an accelerator held when they were saved; others
-    (random states, observations) stay on the host, where their owners expect them.
-    """
-    checkpoint = Path(checkpoint)
+class Opened:
+    """A checkpoint whose manifest and state.json were read and verified. Its tensors are read by `load`."""
+
+    def __init__(self, checkpoint: str | Path):
+        self.folder = Path(checkpoint)
+        self.root = run_of(self.folder) or self.folder
+        manifest = _read_manifest(self.folder / MANIFEST, self.root)
+        self.step: int = manifest["step"]
+        if _STEP.fullmatch(self.folder.name) and step_of(self.folder) != self.step:
+            raise DataError(f"{self.folder}: renamed, it is the checkpoint of step {self.step}")
+        files = {key: (about["size"], about["sha256"]) for key, about in manifest["files"].items()}
+        self.weights, self.tensors = (
+            TensorFile(self.folder / key, self.root, *files[key]) for key in (WEIGHTS, TENSORS)
+        )
+        self._tree = self._read_tree(*files[STATE])
+
+    def _read_tree(self, size: int, checksum: str) -> dict[str, Any]:
+        path = self.folder / STATE
+        data = reading.read_bytes(path, self.root, min(size, _STATE_LIMIT))
+        reading.verify(data, path, size, checksum)
+        try:
+            return reading.mapping(reading.parse_json(data, wide=True), "the state", ("metadata", "state"))
+        except ValueError as error:
+            raise DataError(f"{path}: not a checkpoint's state ({line(error)})") from error
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of a checkpoint that has no tensors in it."""
+        return self._decoded("metadata", _Decoder({}, torch.device("cpu")))
+
+    def load_weights(self, fits: Fits | None = None) -> dict[str, Tensor]:
+        """The weights, on the host."""
+        if fits is not None:
+            fits(self.weights.header)
+        self._check_size(self.weights)
+        return self.weights.load()
+
+    def load(
+        self, device: str | torch.device = "cpu", fits: Fits | None = None, limit: int | None = None
+    ) -> Checkpoint:
+        """All of it; see `load`."""
+        weights = self.load_weights(fits)
+        self._check_size(self.tensors, limit)
+        decoder = _Decoder(self.tensors.load(), torch.device(device))
+        state, metadata = (self._decoded(key, decoder) for key in ("state", "metadata"))
+        if left := decoder.tensors.keys() - decoder.used:
+            raise DataError(f"{self.tensors.path}: {min(left)} does not belong there")
+        return Checkpoint(self.step, {key: value.to(device) for key, value in weights.items()}, state, metadata)
+
+    def _decoded(self, key: str, decoder: _Decoder) -> dict[str, Any]:
+        try:
+            decoded = decoder.decode(self._tree[key])
+            if not isinstance(decoded, dict):
+                raise ValueError(f"{key} must be an object, not a {type(decoded).__name__}")
+            return decoded
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise DataError(f"{self.folder / STATE}: not a checkpoint's state ({line(error)})") from error
+
+    def _check_size(self, file: TensorFile, limit: int | None = None) -> None:
+        limit = total_memory(torch.device("cpu")) // 4 if limit is None else limit
+        if file.size > limit:
+            raise DataError(f"{file.path}: {file.size} bytes, where at most {limit} belong")
+
+
+@contextmanager
+def _hinted(checkpoint: Path) -> Iterator[None]:
     try:
-        return _read(checkpoint, torch.device(device))
+        yield
     except DataError as error:
         raise DataError(f"{error}{_hint(checkpoint)}") from error
 
 
-def _read(folder: Path, device: torch.device) -> Checkpoint:
-    manifest = _read_manifest(folder / MANIFEST)
-    data = {key: _read_verified(folder / key, **manifest["files"][key]) for key in _FILES}
-    weights = _unpack(data[WEIGHTS], folder / WEIGHTS)
-    tensors = _unpack(data[TENSORS], folder / TENSORS)
-    try:
-        tree = json.loads(data[STATE])
-        state, metadata = (_decode(tree[key], tensors, device) for key in ("state", "metadata"))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{folder / STATE}: not a checkpoint's state ({_line(error)})") from error
-    return Checkpoint(manifest["step"], {key: value.to(device) for key, value in weights.items()}, state, metadata)
+def open_checkpoint(checkpoint: str | Path) -> Opened:
+    """Read the manifest and the metadata of a checkpoint folder, to decide whether and how to load the rest."""
+    with _hinted(Path(checkpoint)):
+        return Opened(checkpoint)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def load(
+    checkpoint: str | Path | Opened,
+    device: str | torch.device = "cpu",
+    fits: Fits | None = None,
+    limit: int | None = None,
+) -> Checkpoint:
+    """Read a checkpoint folder (see `find`); a missing, damaged or foreign file is a `DataError` that names it.
+
+    Weights go to `device`, and so do those tensors of the state that an accelerator held when they were saved; others
+    (random states, observations) stay on the host, where their owners expect them. `fits` looks at the names, dtypes
+    and shapes of the weights before they are read. `limit` is the largest size of the state's tensors, in bytes.
+    """
+    folder = checkpoint.folder if isinstance(checkpoint, Opened) else Path(checkpoint)
+    with _hinted(folder):
+        opened = checkpoint if isinstance(checkpoint, Opened) else Opened(folder)
+        return opened.load(device, fits, limit)
+
+
+def _read_manifest(path: Path, root: Path) -> dict[str, Any]:
     """The manifest, checked: this format, its own checksum, and exactly the files of a checkpoint."""
+    manifest = reading.read_json(path, root, _MANIFEST_LIMIT)
     try:
-        manifest = json.loads(_read_file(path, limit=_MANIFEST_LIMIT))
+        manifest = reading.mapping(manifest, "the manifest")
         version, digest = manifest["format"], manifest.pop("sha256")
-        if version != FORMAT:
+        if version != FORMAT or isinstance(version, bool):
             raise DataError(f"{path}: format {version!r}, this version reads {FORMAT}")
         if digest != _digest(manifest):
             raise DataError(f"{path}: altered, its checksum differs")
-        if sorted(manifest["files"]) != sorted(_FILES):
+        reading.mapping(manifest, "the manifest", ("format", "step", "versions", "files"))
+        reading.integer(manifest["step"], "step")
+        if sorted(reading.mapping(manifest["files"], "files")) != sorted(_FILES):
             raise DataError(f"{path}: lists {sorted(manifest['files'])} instead of {sorted(_FILES)}")
-        entries = manifest["files"].values()
-        fits = all(entry.keys() == {"size", "sha256"} and isinstance(entry["size"], int) for entry in entries)
-        if not fits or not isinstance(manifest["step"], int):
-            raise ValueError("fields of the wrong kind")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path}: truncated or not a checkpoint's manifest") from error
+        for key, about in manifest["files"].items():
+            reading.mapping(about, key, ("size", "sha256"))
+            reading.integer(about["size"], f"the size of {key}")
+            reading.sha256(about["sha256"], f"the checksum of {key}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: truncated or not a checkpoint's manifest ({line(error)})") from error
     return manifest
 
 
-def _read_verified(path: Path, size: int, sha256: str) -> bytes:
-    """The bytes of a file, read once and only if they are the ones that the manifest tells."""
-    data = _read_file(path, limit=size)
-    if len(data) != size:
-        raise DataError(f"{path}: truncated, {len(data)} bytes instead of {size}")
-    if _sha256(data) != sha256:
-        raise DataError(f"{path}: altered, its checksum differs")
-    return data
+class _Decoder:
+    """The inverse of `_Encoder`. Every tensor has one place, so that a small file cannot become a large state."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device):
+        self.tensors, self.device = tensors, device
+        self.used: set[str] = set()
+
+    def decode(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.decode(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        tag = next((key for key in node if key.startswith("$")), None)
+        if tag is None:
+            return {key: self.decode(item) for key, item in node.items()}
+        if node.keys() - {tag} - _BESIDE_TAG.get(tag, set()):
+            raise ValueError(f"unknown keys next to {tag!r}")
+        match tag:
+            case "$tuple":
+                return tuple(self.decode(item) for item in _listed(node[tag]))
+            case "$items":
+                return {self.decode(key): self.decode(item) for key, item in map(_listed, _listed(node[tag]))}
+            case "$float" if node[tag] in ("nan", "inf", "-inf"):
+                return float(node[tag])
+            case "$tensor":
+                tensor = self._take(node[tag])
+                return tensor.to(self.device) if node.get("accelerator") else tensor
+            case "$numpy":
+                return _decode_array(self._take(node[tag]), node)
+        raise ValueError(f"unknown tag {tag!r}")
+
+    def _take(self, name: Any) -> Tensor:
+        if not isinstance(name, str) or name in self.used or name not in self.tensors:
+            raise ValueError(f"the tensor {name!r} is missing or used twice")
+        self.used.add(name)
+        return self.tensors[name]
 
 
-def _read_file(path: Path, limit: int) -> bytes:
-    try:
-        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
-            raise DataError(f"{path}: not a file")
-        if (size := path.stat().st_size) > limit:
-            raise DataError(f"{path}: altered, {size} bytes where at most {limit} belong")
-        return path.read_bytes()
-    except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise DataError(f"{path}: {'missing' if missing else f'cannot be read ({error.strerror})'}") from error
+_BESIDE_TAG = {"$tensor": {"accelerator"}, "$numpy": {"dtype", "shape", "scalar"}}
 
 
-def _unpack(data: bytes, path: Path) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise DataError(f"{path}: not a safetensors file ({_line(error)})") from error
-
-
-def _decode(node: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
-    """The inverse of `_Encoder.encode`."""
-    if isinstance(node, list):
-        return [_decode(item, tensors, device) for item in node]
-    if not isinstance(node, dict):
-        return node
-    tag = next((key for key in node if key.startswith("$")), None)
-    if tag is None:
-        return {key: _decode(item, tensors, device) for key, item in node.items()}
-    match tag:
-        case "$tuple":
-            return tuple(_decode(item, tensors, device) for item in node[tag])
-        case "$items":
-            return {_decode(key, tensors, device): _decode(item, tensors, device) for key, item in node[tag]}
-        case "$float":
-            return float(node[tag])
-        case "$tensor":
-            tensor = tensors[node[tag]]
-            return tensor.to(device) if node.get("accelerator") else tensor
-        case "$numpy":
-            return _decode_array(tensors[node[tag]], node)
-    raise ValueError(f"unknown tag {tag!r}")
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"a list is expected, not a {type(value).__name__}")
+    return value
 
 
 def _decode_array(data: Tensor, node: dict[str, Any]) -> np.ndarray | np.generic:
-    dtype, shape = np.dtype(node["dtype"]), tuple(node["shape"])
-    if dtype.kind not in _ARRAY_KINDS or data.dtype != torch.uint8 or data.nbytes != dtype.itemsize * math.prod(shape):
+    if not isinstance(node["dtype"], str):
+        raise ValueError(f"unknown dtype {node['dtype']!r}")
+    dtype, shape = np.dtype(node["dtype"]), tuple(reading.integer(size, "a size") for size in _listed(node["shape"]))
+    sizes = (data.nbytes, dtype.itemsize * math.prod(shape))
+    if dtype.kind not in _ARRAY_KINDS or data.dtype != torch.uint8 or sizes[0] != sizes[1]:
         raise ValueError(f"an array of {dtype} {shape} does not fit its bytes")
+    if dtype.itemsize == 0 and math.prod(shape) > 1:
+        raise ValueError(f"an array of {shape} empty strings")
     array = np.ndarray(shape, dtype, buffer=data.numpy().tobytes()).copy()
     return array[()] if node.get("scalar") else array
 
@@ -482,8 +563,3 @@ def _sha256(data: bytes) -> str:
 
 def _digest(manifest: Mapping[str, Any]) -> str:
     return _sha256(json.dumps(manifest, sort_keys=True).encode())
-
-
-def _line(error: Exception) -> str:
-    """An error as part of one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

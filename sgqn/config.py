@@ -21,6 +21,7 @@ from sgqn.attribution.registry import Method
 from sgqn.envs.checks import check_seed
 from sgqn.envs.families import check_renderer, check_shift, families, find_task
 from sgqn.errors import DataError, InvalidValueError, UnknownNameError
+from sgqn.reading import line
 from sgqn.registry import Registry
 from sgqn.runner import PathName, PrecisionName
 
@@ -161,14 +162,14 @@ class TrainConfig:
             values = {name: _tupled(value) for name, value in values.items()}
             settings = {name: _tupled(value) for name, value in values.pop("settings").items()}
             needed = values.pop("plugins", None)
-            plugins.load(needed or ())
+            plugins.load(() if needed is None else plugins.checked(needed))
             kind = AGENTS[values["agent"]].settings
             if needed is None:  # written when all agents shared one set of settings
                 names = {one.name for one in dataclasses.fields(kind)}
                 settings = {name: value for name, value in settings.items() if name in names}
             return cls(**values, settings=kind(**settings))
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise DataError(f"not a run's configuration: {error}") from error
+            raise DataError(f"not a run's configuration: {line(error)}") from error
 
 
 def _tupled(value: Any) -> Any:

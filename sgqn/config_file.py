@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import tomllib
 import typing
 from pathlib import Path
 from typing import Any
 
-from sgqn import plugins
+from sgqn import plugins, reading
 from sgqn.agents import AGENTS
 from sgqn.config import TrainConfig, configure
 from sgqn.errors import DataError, InvalidValueError, SgqnError
@@ -41,19 +41,20 @@ def read(path: Path, **chosen: str) -> TrainConfig:
 def _options(path: Path) -> dict[str, Any]:
     """The content of a file as options by name, after the plugins that it names are imported."""
     try:
-        text = path.read_text()
-        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from error
+        text = reading.read_bytes(path, Path(os.path.realpath(path)).parent).decode()
+        values = tomllib.loads(text) if path.suffix == ".toml" else reading.parse_json(text)
+    except reading.MissingFileError as error:
+        raise DataError(f"{path} cannot be read: No such file") from error
+    except (ValueError, RecursionError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise DataError(f"{path} is not {kind}: {reading.line(error)}") from error
     if not isinstance(values, dict):
         raise DataError(f"{path} must have options by name, such as task and agent, not a {type(values).__name__}")
     options = {name.replace("-", "_"): value for name, value in values.items() if name not in ABOUT_THE_MACHINE}
     settings, needed = options.pop("settings", {}), options.pop("plugins", [])
     if not isinstance(settings, dict) or not isinstance(needed, list):
         raise DataError(f"{path}: settings must be a table of options, and plugins a list of modules")
-    plugins.load(map(str, needed))
+    plugins.load(plugins.checked(needed))
     return {**options, **{name.replace("-", "_"): value for name, value in settings.items()}}
 
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sgqn
+from sgqn import reading, run_folder
 from sgqn.agents import Agent, Spec
 from sgqn.config import TrainConfig
 from sgqn.errors import DataError, SgqnError
@@ -31,6 +32,10 @@ FORMAT = 1
 OBSERVATION, ACTION, MASK = "observation", "action", "mask"
 COARSE = "occlusion:window=12,stride=12"
 """The method that explains a graph unless another is asked for: 49 passes for an image of 84 pixels."""
+LIMIT = 1 << 30
+"""Bytes of a graph; that of the paper's agent has fifteen million."""
+EXTERNAL = b"\x08location"
+"""In a graph whose weights are in other files: the key of their path."""
 METADATA, VERSION = "sgqn", "sgqn_version"
 """Keys of the metadata: what `load` needs, as JSON, and who wrote it. The others are for people and programs."""
 
@@ -135,19 +140,35 @@ def load(path: Path, device: str | torch.device = "cpu") -> Deployed:
     if torch.device(device).type != "cpu":
         raise SgqnError(f"an ONNX graph is computed on the CPU here, not on {device}: leave out the device")
     session = open_session(path)
+    inputs, outputs = ({one.name: one for one in found} for found in (session.get_inputs(), session.get_outputs()))
     text = session.get_modelmeta().custom_metadata_map.get(METADATA)
     if text is None:
         raise DataError(f"{path}: not written by `sgqn export --format onnx`, its metadata has no {METADATA!r}")
     try:
-        about = json.loads(text)
-        if about["format"] != FORMAT:
+        about = reading.mapping(reading.parse_json(text), "the metadata")
+        if about["format"] != FORMAT or isinstance(about["format"], bool):
             raise DataError(f"{path}: format {about['format']!r}, this version reads {FORMAT}")
-        config, spec = TrainConfig.from_dict(about["config"]), Spec(**about["spec"])
-        agent = OnnxAgent(session, spec)
-        agent.task, agent.action_repeat = config.task, config.action_repeat
-        return Deployed(agent, config, int(about["step"]))
+        config = TrainConfig.from_dict(about["config"])
+        spec, step = run_folder.read_spec(config, about["spec"]), reading.integer(about["step"], "step")
+        _check_graph(inputs, outputs, spec)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: its metadata is damaged ({error})") from error
+        raise DataError(f"{path}: its metadata is damaged ({reading.line(error)})") from error
+    agent = OnnxAgent(session, spec)
+    agent.task, agent.action_repeat = config.task, config.action_repeat
+    return Deployed(agent, config, step)
+
+
+def _check_graph(inputs: dict[str, Any], outputs: dict[str, Any], spec: Spec) -> None:
+    """Compare inputs and outputs with what the agent sees and does; `ValueError` if they differ."""
+    pixels = [spec.channels, spec.render_size, spec.render_size]
+    action = ("tensor(int64)", []) if spec.discrete else ("tensor(float)", [spec.action_dim])
+    expected = {OBSERVATION: ("tensor(uint8)", pixels), ACTION: action, MASK: ("tensor(float)", None)}
+    if inputs.keys() != {OBSERVATION} or outputs.keys() - {MASK} != {ACTION}:
+        raise ValueError(f"a graph from {', '.join(inputs)} to {', '.join(outputs)}")
+    for name, found in (inputs | outputs).items():
+        kind, shape = expected[name]
+        if found.type != kind or (shape is not None and list(found.shape[1:]) != shape):
+            raise ValueError(f"{name} is {found.type} {found.shape}, not {kind} {shape}")
 
 
 def open_session(graph: Path | bytes) -> Any:
@@ -156,13 +177,24 @@ def open_session(graph: Path | bytes) -> Any:
         import onnxruntime
     except ImportError:
         raise SgqnError("ONNX graphs need onnxruntime: pip install 'sgqn[onnx]'") from None
-    if isinstance(graph, Path) and not graph.is_file():
-        raise DataError(f"{graph} does not exist")
+    content = _read(graph) if isinstance(graph, Path) else graph
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
-        content = graph if isinstance(graph, bytes) else str(graph)
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no base of their own
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{graph if isinstance(graph, Path) else 'the graph'}: not an ONNX model ({reason})") from error
+        name = graph if isinstance(graph, Path) else "the graph"
+        raise DataError(f"{name}: not an ONNX model ({reading.line(error)})") from error
+
+
+def _read(path: Path) -> bytes:
+    """The content of a graph, which has all its weights in it: files that it names elsewhere are not read."""
+    try:
+        content = reading.read_bytes(path, path.parent, LIMIT)
+    except reading.MissingFileError as error:
+        raise DataError(f"{path} does not exist") from error
+    if EXTERNAL in content:
+        raise DataError(
+            f"{path}: its weights are in other files; `sgqn export --format onnx` writes them into the graph"
+        )
+    return content

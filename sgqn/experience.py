@@ -18,7 +18,9 @@ from torch import Tensor
 
 from sgqn.agents.base import Agent, Phase
 from sgqn.config import TrainConfig
-from sgqn.replay import Batch, Replay, prune
+from sgqn.errors import DataError
+from sgqn.reading import integer, sha256
+from sgqn.replay import MANIFEST, Batch, Replay, prune
 
 logger = logging.getLogger(__name__)
 
@@ -77,20 +79,23 @@ class OffPolicy:
         self.forgiven = 0  # updates that a run resumed without its replay could not make
 
     def start(self, obs: Tensor) -> None:
-        config, spec = self.config, self.agent.spec
-        self.replay = Replay(
-            self._capacity,
-            config.num_envs,
-            frame_shape=(3, spec.render_size, spec.render_size),
-            action_shape=() if spec.discrete else (spec.action_dim,),
-            action_dtype=torch.int64 if spec.discrete else torch.float32,
-            stack=config.frame_stack,
-            discount=self.agent.discount,
-            device=self.device,
-            shortest_episode=min(40, config.episode_steps),
-            n_steps=self.agent.n_steps,
-        )
+        shortest = min(40, self.config.episode_steps)
+        self.replay = Replay(self._capacity, **self._options, device=self.device, shortest_episode=shortest)
         self.replay.start(obs)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What the replay of this run and agent is like."""
+        config, spec = self.config, self.agent.spec
+        return {
+            "num_envs": config.num_envs,
+            "frame_shape": (3, spec.render_size, spec.render_size),
+            "action_shape": () if spec.discrete else (spec.action_dim,),
+            "action_dtype": torch.int64 if spec.discrete else torch.float32,
+            "stack": config.frame_stack,
+            "discount": self.agent.discount,
+            "n_steps": self.agent.n_steps,
+        }
 
     def add(
         self, actions: Tensor, rewards: np.ndarray, next_obs: Any, terminated: np.ndarray, truncated: np.ndarray,
@@ -114,7 +119,7 @@ class OffPolicy:
             "updates": self.updates,
             "learn_from": self.learn_from,
             "forgiven": self.forgiven,
-            "replay": self.config.save_replay,
+            "replay": self.replay.fingerprint() if self.config.save_replay else False,
         }
 
     def save(self, folder: Path, tag: str) -> None:
@@ -126,9 +131,19 @@ class OffPolicy:
             prune(folder, tags)
 
     def load(self, folder: Path, tag: str, state: dict[str, Any], step: int, obs: Tensor) -> None:
-        self.updates, self.learn_from, self.forgiven = (state[k] for k in ("updates", "learn_from", "forgiven"))
-        if state["replay"] and folder.exists():
-            self.replay = Replay.load(folder, tag, self.device, self._capacity)  # the capacity may have grown
+        self.updates, self.forgiven = (integer(state[name], name, 0, step) for name in ("updates", "forgiven"))
+        warmup = self.config.warmup_steps
+        self.learn_from = integer(state["learn_from"], "learn_from", warmup, step + warmup)
+        saved = state["replay"]
+        if not isinstance(saved, bool):
+            sha256(saved, "replay")
+        if saved and folder.exists():
+            rows = (step - (self.learn_from - warmup)) // self.config.num_envs  # since it was empty
+            self.replay = Replay.load(folder, tag, self.device, self._capacity, self._options, rows)
+            if isinstance(saved, str) and self.replay.fingerprint() != saved:  # older checkpoints have none
+                raise DataError(f"{folder / tag}{MANIFEST}: the replay of another checkpoint")
+            if self.agent.spec.discrete:
+                self.replay.check_actions(self.agent.spec.action_dim)
             return
         self.learn_from = step + self.config.warmup_steps
         self.forgiven = step - self.updates

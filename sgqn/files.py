@@ -12,7 +12,8 @@ from pathlib import Path
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a temporary file, flush, rename: after a kill at any time, the old or the new file is there, complete."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
+    temporary.unlink(missing_ok=True)  # what a kill left, or a link to somewhere else
+    with open(temporary, "xb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from sgqn import checkpoint, deployment, hub, pretrained, run_folder
-from sgqn.agents import Agent, Spec
+from sgqn.agents import Agent
 from sgqn.config import TrainConfig
-from sgqn.errors import DataError
+from sgqn.errors import DataError, SgqnError
 from sgqn.pretrained import package
-from sgqn.restore import restore_agent
+from sgqn.reading import integer, line
+from sgqn.restore import check_fits, restore_agent
 
 AS_TRAINED = package.PRECISIONS[0]
 """The precision of weights that were not packed."""
@@ -29,16 +31,28 @@ def load_agent(path: str | Path, device: str | torch.device = "cpu") -> Agent:
         return deployment.load(graph, device).agent
     exported = pretrained.find(path)
     if exported is not None:
-        return package.read(exported).build(device)
-    folder = checkpoint.find(Path(path))
-    loaded = checkpoint.load(folder)
+        return package.open_package(exported).build(device)
+    return _restore(checkpoint.open_checkpoint(checkpoint.find(Path(path))), device)[0]
+
+
+def _restore(opened: checkpoint.Opened, device: str | torch.device) -> tuple[Agent, TrainConfig]:
+    """The agent of a checkpoint, and the configuration that it was written with."""
+    folder, metadata = opened.folder, opened.metadata
     try:
-        config = TrainConfig.from_dict(loaded.metadata["config"])
-        about = loaded.metadata.get("spec")  # older checkpoints have the action's size alone
-        spec = Spec(**about) if about else run_folder.spec_of(config, int(loaded.metadata["action_dim"]))
+        config = TrainConfig.from_dict(metadata["config"])
+        if "spec" in metadata:
+            spec = run_folder.read_spec(config, metadata["spec"])
+        else:  # older checkpoints have the action's size alone
+            spec = run_folder.spec_of(config, integer(metadata["action_dim"], "action_dim", 1, 1 << 20))
     except KeyError as error:
         raise DataError(f"{folder} was not written by a training run: it has no {error}") from error
-    return restore_agent(config, spec, lambda agent: loaded.weights, folder, device)
+    except (SgqnError, ValueError) as error:
+        raise DataError(f"{folder}: not a training run's checkpoint ({line(error)})") from error
+
+    def weights(agent: Agent) -> dict[str, Tensor]:
+        return opened.load_weights(lambda stored: check_fits(stored, agent, folder))
+
+    return restore_agent(config, spec, opened.weights.header, weights, folder, device), config
 
 
 def find(path: str | Path) -> Path:
@@ -67,9 +81,12 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
         return Trained(*deployment.load(graph, device), None, AS_TRAINED)
     exported = pretrained.find(path)
     if exported is not None:
-        packed = package.read(exported)
+        packed = package.open_package(exported)
         return Trained(packed.build(device), packed.config, packed.step, None, packed.precision)
     folder = checkpoint.find(path)
-    home = folder.parent.parent
-    agent, config = load_agent(folder, device), run_folder.read_config(home)
+    home, opened = folder.parent.parent, checkpoint.open_checkpoint(folder)
+    agent, recorded = _restore(opened, device)
+    config = run_folder.read_config(home)
+    if other := run_folder.differences(config, recorded):
+        raise DataError(f"{home / run_folder.CONFIG} does not fit {folder} ({'; '.join(other)}): restore it")
     return Trained(agent, config, checkpoint.step_of(folder), home, AS_TRAINED)

@@ -19,6 +19,7 @@ from sgqn.augmentations import center_crop
 from sgqn.config import TrainConfig
 from sgqn.evaluation import Evaluation
 from sgqn.inspect.look import look_at, newest, predict
+from sgqn.reading import number
 
 
 class Logs:
@@ -141,6 +142,11 @@ class Logs:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._returns, self._last_return = list(state["returns"]), state["last_return"]
-        self._successes = list(state.get("successes", []))
-        self._seconds = state["seconds"]
+        returns, last = state["returns"], state["last_return"]
+        successes, seconds = state.get("successes", []), state["seconds"]
+        if not isinstance(returns, list) or not isinstance(successes, list) or number(seconds, "seconds") < 0:
+            raise ValueError("the log's returns, successes or seconds are not valid")
+        self._returns = [number(value, "a return") for value in returns]
+        self._successes = [bool(value) for value in successes]
+        self._last_return = None if last is None else number(last, "last_return")
+        self._seconds = seconds

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import re
 import sys
 from collections.abc import Iterable
 
-from sgqn.errors import SgqnError
+from sgqn.errors import InvalidValueError, SgqnError
 
 GROUP = "sgqn.plugins"
 
@@ -31,6 +32,18 @@ def load_installed() -> None:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise SgqnError(f"the plugin {entry.name!r} ({entry.value}) cannot be loaded: {reason}") from error
+
+
+def checked(modules: object) -> list[str]:
+    """The names of plugin modules in a file: a list of modules, none of them Python's own, which may do anything."""
+    if not isinstance(modules, list | tuple) or len(modules) > 100:
+        raise InvalidValueError(f"plugins must be a list of modules, not a {type(modules).__name__}")
+    for module in modules:
+        if not isinstance(module, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
+            raise InvalidValueError(f"a plugin must be the name of a module, not {module!r:.60}")
+        if module.partition(".")[0] in sys.stdlib_module_names:
+            raise InvalidValueError(f"the plugin {module!r} is a module of Python itself")
+    return list(modules)
 
 
 def load(modules: Iterable[str]) -> None:

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -31,18 +32,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from sgqn import reading
 from sgqn.errors import DataError, InvalidValueError
 from sgqn.files import write_atomically
+from sgqn.reading import TensorInfo, line
 
 FORMAT = 1
 CHUNK_BYTES = 64 << 20  # frames in one file, before compression: bounds the memory that saving needs
 MANIFEST = ".replay.json"
 _CHUNK_NAME = re.compile(r"(frames|transitions)-\d{12}-[0-9a-f]{16}\.bin")
+_MANIFEST_LIMIT = 16 << 20  # bytes; a full replay has some hundred chunks
+_ACTION_DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int64", "int32")}
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _WORKERS = min(4, os.cpu_count() or 1)  # zlib, hashing and files release the interpreter's lock
 
@@ -453,33 +456,76 @@ class Replay:
 
     @classmethod
     def load(
-        cls, folder: str | Path, tag: str = "latest", device: str | torch.device = "cpu", capacity: int = 0
+        cls,
+        folder: str | Path,
+        tag: str = "latest",
+        device: str | torch.device = "cpu",
+        capacity: int = 0,
+        expected: Mapping[str, Any] | None = None,
+        rows: int | None = None,
     ) -> Replay:
         """The replay that `save` wrote, or a larger one, of `capacity`, with the same transitions in it.
 
-        A missing, truncated or altered file is a `DataError` naming it.
+        A missing, truncated or altered file is a `DataError` naming it, and so is a replay whose `config` differs from
+        what is `expected`, or that has not seen this many `rows`.
         """
         folder = Path(folder).resolve()
         path = _manifest_path(folder, tag)
         body = _read_manifest(path)
         try:
-            frames, rows = ([_Chunk(**chunk) for chunk in body[key]] for key in ("frames", "rows"))
-            dtype = getattr(torch, body["config"]["action_dtype"])
-            size = max(body["config"]["capacity"], capacity)
-            replay = cls(**{**body["config"], "capacity": size, "action_dtype": dtype, "device": device})
-            if not _covers(frames, body["first_frame"], body["frame_count"]):
-                raise ValueError("its chunks do not hold all frames")
-            if not _covers(rows, body["first_row"], body["row_count"]):
-                raise ValueError("its chunks do not hold all transitions")
+            options = _checked_config(body["config"], expected or {}, capacity)
+            if rows is not None and body["row_count"] != rows:
+                raise ValueError(f"of another step: it has seen {body['row_count']} rows of transitions, not {rows}")
+            replay = cls(**{**options, "capacity": max(options["capacity"], capacity), "device": device})
+            chunks = replay._checked_chunks(body)
             with ThreadPoolExecutor(_WORKERS) as pool:
-                list(pool.map(lambda chunk: replay._load_frames(folder, chunk, body), frames))
-            for chunk in rows:
+                list(pool.map(lambda chunk: replay._load_frames(folder, chunk, body), chunks["frames"]))
+            for chunk in chunks["rows"]:
                 replay._load_rows(folder, chunk, body)
             replay._set_counters(body)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{path}: not a replay that this version can read ({error})") from error
-        replay._saved = _Saved(folder, frames, rows)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{path}: not a replay that belongs here ({line(error)})") from error
+        replay._saved = _Saved(folder, chunks["frames"], chunks["rows"])
         return replay
+
+    def _checked_chunks(self, body: dict[str, Any]) -> dict[str, list[_Chunk]]:
+        """The lists of chunks, which hold exactly the frames and rows of the counters."""
+        chunks = {}
+        for key, kind, first, end, most in (
+            ("frames", "frames", "first_frame", "frame_count", self._max_frames),
+            ("rows", "transitions", "first_row", "row_count", self._max_rows),
+        ):
+            found = [_Chunk.read_from(values, kind, most) for values in _listed(body[key], key)]
+            start = reading.integer(body[first], first)
+            stop = reading.integer(body[end], end, start, start + most)
+            if not _covers(found, start, stop):
+                raise ValueError(f"its chunks do not hold all {kind}")
+            chunks[key] = found
+        if not isinstance(body["running"], bool):
+            raise ValueError(f"running must be true or false, not {body['running']!r}")
+        low, high = (body["first_frame"], body["frame_count"] - 1) if body["running"] else (0, 1 << 53)
+        newest = _listed(body["newest"], "newest")
+        if len(newest) != self.num_envs or any(len(_listed(stack, "newest")) != self.stack for stack in newest):
+            raise ValueError(f"newest must have {self.num_envs} stacks of {self.stack} frames")
+        for stack in newest:
+            numbers = [reading.integer(number, "a frame of newest", low, high) for number in stack]
+            if numbers != sorted(numbers):
+                raise ValueError("the frames of newest are not in order")
+        return chunks
+
+    def check_actions(self, count: int) -> None:
+        """Refuse discrete actions that do not exist."""
+        if self._action.numel() and not 0 <= int(self._action.min()) <= int(self._action.max()) < count:
+            raise DataError(f"the replay has discrete actions that are not from 0 to {count - 1}")
+
+    def fingerprint(self) -> str:
+        """A checksum of the counters and the newest rows, by which a checkpoint knows the replay that was saved with
+        it."""
+        rows = self._read_rows(max(self._first_row, self._row_count - 64), self._row_count)
+        digest = hashlib.sha256(repr((self._row_count, self._frame_count, self._newest.tolist())).encode())
+        for key in _ROW_KEYS:
+            digest.update(rows[key].contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def _load_frames(self, folder: Path, chunk: _Chunk, body: dict[str, Any]) -> None:
         data = chunk.read(folder, int(np.prod(self.frame_shape)) * (chunk.end - chunk.first))
@@ -488,18 +534,26 @@ class Replay:
         self._put_frames(chunk.first + skip, frames[skip:])
 
     def _load_rows(self, folder: Path, chunk: _Chunk, body: dict[str, Any]) -> None:
-        try:
-            rows = load_tensors(chunk.read(folder))
-            if any(len(rows[key]) != (chunk.end - chunk.first) * self.num_envs for key in _ROW_KEYS):
-                raise ValueError("not the number of transitions that the list says")
-            skip = max(0, body["first_row"] - chunk.first)
-            rows = {key: rows[key][skip * self.num_envs :] for key in _ROW_KEYS}
-            low, high = (int(limit) for limit in rows["numbers"].aminmax())
-            if low < body["first_frame"] or high >= body["frame_count"]:
-                raise ValueError("transitions of frames that are not there")
-            self._put_rows(chunk.first + skip, rows)
-        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-            raise DataError(f"{folder / chunk.file}: {error}") from error
+        path, count = folder / chunk.file, (chunk.end - chunk.first) * self.num_envs
+        expected = {
+            "numbers": TensorInfo(torch.int64, (count, self.stack + 1)),
+            "action": TensorInfo(self.action_dtype, (count, *self.action_shape)),
+            "reward": TensorInfo(torch.float32, (count,)),
+            "discount": TensorInfo(torch.float32, (count,)),
+        }
+        size = sum(math.prod(info.shape) * 8 for info in expected.values())
+        rows = reading.unpack(chunk.content(folder, size + (1 << 16)), path, expected)
+        skip = max(0, body["first_row"] - chunk.first)
+        rows = {key: rows[key][skip * self.num_envs :] for key in _ROW_KEYS}
+        numbers, discount = rows["numbers"], rows["discount"]
+        low, high = (int(limit) for limit in numbers.aminmax())
+        if low < body["first_frame"] or high >= body["frame_count"] or (numbers.diff(dim=1) < 0).any():
+            raise DataError(f"{path}: transitions of frames that are not there")
+        if not all(rows[key].isfinite().all() for key in ("action", "reward")):
+            raise DataError(f"{path}: actions or rewards that are not finite")
+        if not ((discount >= 0) & (discount <= 1)).all():
+            raise DataError(f"{path}: discounts that are not between 0 and 1")
+        self._put_rows(chunk.first + skip, rows)
 
 
 def is_whole(folder: str | Path, tag: str) -> bool:
@@ -507,8 +561,9 @@ def is_whole(folder: str | Path, tag: str) -> bool:
     folder = Path(folder)
     try:
         body = _read_manifest(_manifest_path(folder, tag))
-        for chunk in (*body["frames"], *body["rows"]):
-            _Chunk(**chunk).read(folder)
+        for key, kind in (("frames", "frames"), ("rows", "transitions")):
+            for values in _listed(body[key], key):
+                _Chunk.read_from(values, kind).content(folder)
     except (DataError, KeyError, TypeError, ValueError):
         return False
     return True
@@ -551,30 +606,43 @@ class _Chunk(NamedTuple):
     sha256: str
     coding: str
 
+    @classmethod
+    def read_from(cls, values: Any, kind: str, most: int = 1 << 53) -> _Chunk:
+        """A chunk of a list in a file, of at most so many frames or rows."""
+        chunk = cls(**reading.mapping(values, "a chunk", cls._fields))
+        if not isinstance(chunk.file, str) or not _CHUNK_NAME.fullmatch(chunk.file) or not chunk.file.startswith(kind):
+            raise ValueError(f"a chunk of {kind} cannot be named {chunk.file!r}")
+        if chunk.coding not in ("raw", "zlib"):
+            raise ValueError(f"unknown coding {chunk.coding!r} of {chunk.file}")
+        first = reading.integer(chunk.first, f"first of {chunk.file}")
+        reading.integer(chunk.end, f"end of {chunk.file}", first + 1, first + most)
+        reading.integer(chunk.size, f"size of {chunk.file}")
+        reading.sha256(chunk.sha256, f"checksum of {chunk.file}")
+        return chunk
+
     def lies_in(self, folder: Path) -> bool:
         path = folder / self.file
         return path.is_file() and path.stat().st_size == self.size
 
-    def read(self, folder: Path, length: int | None = None) -> bytes:
-        """The verified and decoded bytes; `length` is what they must come to."""
-        if not _CHUNK_NAME.fullmatch(self.file):
-            raise ValueError(f"a chunk cannot be named {self.file!r}")
+    def content(self, folder: Path, limit: int | None = None) -> bytes:
+        """The verified bytes of the file."""
         path = folder / self.file
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-        if len(data) != self.size:
-            raise DataError(f"{path}: truncated or altered, {len(data)} bytes instead of {self.size}")
-        if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise DataError(f"{path}: altered, its checksum differs")
+        if limit is not None and self.size > limit:
+            raise DataError(f"{path}: altered, {self.size} bytes where at most {limit} belong")
+        data = reading.read_bytes(path, folder, self.size)
+        reading.verify(data, path, self.size, self.sha256)
+        return data
+
+    def read(self, folder: Path, length: int) -> bytes:
+        """The verified and decoded bytes, which must come to `length`."""
+        data = self.content(folder, length + length // 1000 + (1 << 16))  # what cannot be compressed grows a little
         if self.coding == "zlib":
             try:
-                data = zlib.decompressobj().decompress(data, (length or 0) + 1)
+                data = zlib.decompressobj().decompress(data, length + 1)
             except zlib.error as error:
-                raise DataError(f"{path}: {error}") from error
-        if length is not None and len(data) != length:
-            raise DataError(f"{path}: {len(data)} bytes of frames instead of {length}")
+                raise DataError(f"{folder / self.file}: {error}") from error
+        if len(data) != length:
+            raise DataError(f"{folder / self.file}: {len(data)} bytes instead of {length}")
         return data
 
 
@@ -608,18 +676,45 @@ def _manifest_path(folder: Path, tag: str) -> Path:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
+    document = reading.read_json(path, path.parent, _MANIFEST_LIMIT)
     try:
-        document = json.loads(path.read_bytes())
-        body = document["body"]
+        document = reading.mapping(document, "the list of chunks", ("sha256", "body"))
+        body = reading.mapping(document["body"], "body")
         if document["sha256"] != _digest(body):
             raise DataError(f"{path}: altered, its checksum differs")
-        if body["format"] != FORMAT:
+        if body["format"] != FORMAT or isinstance(body["format"], bool):
             raise DataError(f"{path}: format {body['format']!r}, this version reads {FORMAT}")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: truncated or not a replay's list of chunks") from error
+        raise DataError(f"{path}: truncated or not a replay's list of chunks ({line(error)})") from error
     return body
+
+
+def _checked_config(config: Any, expected: Mapping[str, Any], capacity: int) -> dict[str, Any]:
+    """The arguments of a replay, from a file: of the expected values, and not larger than what is asked for."""
+    found = {"n_steps": 1, **reading.mapping(config, "config")}  # older ones have no n_steps
+    for name in ("num_envs", "stack", "shortest_episode", "n_steps"):
+        reading.integer(found[name], name, 1, 1 << 20)
+    rounded = -(-capacity // found["num_envs"]) * found["num_envs"] if expected else 1 << 40
+    reading.integer(found["capacity"], "capacity", 1, max(rounded, 1))
+    if not 0 <= reading.number(found["discount"], "discount") <= 1:
+        raise ValueError(f"discount must be between 0 and 1, not {found['discount']!r}")
+    for name, most in (("frame_shape", 3), ("action_shape", 2)):
+        if len(_listed(found[name], name)) > most:
+            raise ValueError(f"{name} must have at most {most} sizes")
+        found[name] = tuple(reading.integer(size, f"a size of {name}", 1, 1 << 20) for size in found[name])
+    if found["action_dtype"] not in _ACTION_DTYPES:
+        raise ValueError(f"action_dtype must be one of {', '.join(_ACTION_DTYPES)}, not {found['action_dtype']!r}")
+    found["action_dtype"] = _ACTION_DTYPES[found["action_dtype"]]
+    for name, value in expected.items():
+        if found[name] != value:
+            raise ValueError(f"of another configuration: {name} is {found[name]!r}, not {value!r}")
+    return found
+
+
+def _listed(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{what} must be a list, not a {type(value).__name__}")
+    return value
 
 
 def _digest(body: dict[str, Any]) -> str:

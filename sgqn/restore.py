@@ -1,34 +1,94 @@
-"""Build a trained agent from its configuration and weights."""
+"""Build a trained agent from its configuration and weights, which may be damaged or somebody else's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as hooks
 
 from sgqn.agents import Agent, Spec, build_agent
 from sgqn.config import TrainConfig
 from sgqn.device import check_device
-from sgqn.errors import DataError
+from sgqn.errors import DataError, InvalidValueError, SgqnError
+from sgqn.reading import TensorInfo, described, difference, line
 
 Weights = Mapping[str, Tensor]
+Stored = Mapping[str, TensorInfo]
+"""Dtypes and shapes of the weights in a file."""
+
+SPARE = 8
+"""Networks may have this many times the weights that are stored: target networks and others are not exported."""
 
 
 def restore_agent(
     config: TrainConfig,
     spec: Spec,
+    stored: Stored,
     weights: Callable[[Agent], Weights],
     origin: object,
     device: str | torch.device = "cpu",
 ) -> Agent:
-    """An agent that is ready to act, with its task; `weights` is called with a fresh agent."""
-    agent = build_agent(config.agent, spec, config.settings, seed=config.seed, device=check_device(device))
+    """An agent that is ready to act, with its task.
+
+    `stored` bounds the size of its networks. `weights` is called with a fresh agent and compares its weights with what
+    is stored before it reads them.
+    """
+    device = check_device(device)
     try:
-        agent.load_state_dict(weights(agent))
+        with bounded(stored, origin):
+            agent = build_agent(config.agent, spec, config.settings, seed=config.seed, device=device)
+    except InvalidValueError as error:
+        raise DataError(f"{origin}: no agent can be built from its configuration ({line(error)})") from error
+    found = weights(agent)
+    check_finite(found, origin)
+    try:
+        agent.load_state_dict(found)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{origin}: the weights do not fit the configuration: {reason}") from error
+        raise DataError(f"{origin}: the weights do not fit the configuration: {line(error)}") from error
     agent.eval()
     agent.task, agent.action_repeat = config.task, config.action_repeat
     return agent
+
+
+def check_fits(stored: Stored, agent: Agent, origin: object) -> None:
+    """Refuse weights of other names, dtypes or shapes than the agent's."""
+    if wrong := difference(stored, described(agent.state_dict())):
+        raise DataError(f"{origin}: the weights do not fit the configuration: {wrong}")
+
+
+def check_finite(weights: Weights, origin: object) -> None:
+    """Refuse weights that are NaN or infinite."""
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise DataError(f"{origin}: {name} has weights that are NaN or infinite")
+
+
+@contextmanager
+def bounded(stored: Stored, origin: object) -> Iterator[None]:
+    """Build networks whose configuration may be hostile: refused when they become much larger than what is stored."""
+    numbers = SPARE * sum(math.prod(info.shape) for info in stored.values()) + (1 << 22)
+    count = SPARE * len(stored) + 256
+    thread = threading.get_ident()
+
+    def register(module: torch.nn.Module, name: str, value: Any) -> None:
+        nonlocal numbers, count
+        if threading.get_ident() == thread and isinstance(value, Tensor):
+            numbers, count = numbers - value.numel(), count - 1
+            if min(numbers, count) < 0:
+                raise DataError(f"{origin}: its configuration asks for larger networks than its weights are of")
+
+    with ExitStack() as stack:
+        for add in (hooks.register_module_parameter_registration_hook, hooks.register_module_buffer_registration_hook):
+            stack.callback(add(register).remove)
+        try:
+            yield
+        except SgqnError:
+            raise
+        except (RuntimeError, MemoryError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{origin}: no agent can be built from its configuration ({line(error)})") from error

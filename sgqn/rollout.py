@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sgqn import reading
 from sgqn.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Rollouts:
         self._due = 0  # updates that all rollouts so far have asked for
         self._filled = 0  # steps of the current rollout
         spec = agent.spec
+        self.discrete = spec.action_dim if spec.discrete else 0
         pixels = (spec.channels, spec.render_size, spec.render_size)
         shape, kind = ((), torch.int64) if spec.discrete else ((spec.action_dim,), torch.float32)
         rows = (self.steps, self.envs)
@@ -138,9 +140,21 @@ class Rollouts:
         pass
 
     def load(self, folder: Path, tag: str, state: dict[str, Any], step: int, obs: Tensor) -> None:
-        self.updates, self._due, self._filled = (int(state[name]) for name in ("updates", "due", "filled"))
+        batches, total = len(self._order) // self.batch_size, self.steps * self.envs
+        due = reading.integer(state["due"], "due")
+        updates = reading.integer(state["updates"], "updates", max(0, due - batches), due)
+        filled = reading.integer(state["filled"], "filled", 0, self.steps - 1)
+        found = reading.mapping(state["data"], "the rollout", list(self._data))
+        for name, tensor in (*self._data.items(), ("order", self._order), ("cursor", self._cursor)):
+            reading.tensor(found.get(name, state.get(name)), name, tensor.shape, tensor.dtype)
+        for name, most in (("order", total - 1), ("cursor", batches)):
+            if not 0 <= int(state[name].min()) <= int(state[name].max()) <= most:
+                raise ValueError(f"{name} is not from 0 to {most}")
+        if self.discrete and not 0 <= int(found["action"].min()) <= int(found["action"].max()) < self.discrete:
+            raise ValueError(f"discrete actions are not from 0 to {self.discrete - 1}")
+        self.updates, self._due, self._filled = updates, due, filled
         for name, tensor in self._data.items():
-            tensor.copy_(state["data"][name])
+            tensor.copy_(found[name])
         self._order.copy_(state["order"])
         self._cursor.copy_(state["cursor"])
         self._shuffler.set_state(state["shuffler"])

@@ -9,19 +9,21 @@ import logging
 import os
 import re
 import socket
+import stat
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sgqn import plugins
+from sgqn import plugins, reading
 from sgqn.agents import AGENTS, Spec
 from sgqn.agents.settings import check_type
 from sgqn.config import TrainConfig, versions
 from sgqn.envs.families import find_task
 from sgqn.errors import BusyError, DataError, SgqnError
 from sgqn.files import write_atomically
+from sgqn.reading import MissingFileError, line
 
 logger = logging.getLogger(__name__)
 
@@ -67,24 +69,36 @@ def write_config(run: Path, config: TrainConfig, machine: dict[str, str] | None 
 def read_config(run: Path) -> TrainConfig:
     path = run / CONFIG
     try:
-        return parse_config(path.read_text(), path)
-    except FileNotFoundError as error:
+        return parse_config(reading.read_bytes(path, run), path)
+    except MissingFileError as error:
         raise DataError(f"{run} is not a run: it has no {CONFIG}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is damaged: {error}") from error
 
 
-def parse_config(text: str, path: Path | str) -> TrainConfig:
+def parse_config(text: bytes | str, path: Path | str) -> TrainConfig:
     """The configuration in the text of a config.json; `path` is what an error calls it."""
     try:
-        values = json.loads(text)
+        values = reading.parse_json(text)
         if not isinstance(values, dict):
             raise TypeError(f"it holds a {type(values).__name__}, not a JSON object")
         return TrainConfig.from_dict({name: values[name] for name in values if name not in ABOUT_THE_MACHINE})
-    except RecursionError as error:
-        raise DataError(f"{path} is damaged: it is nested too deeply") from error
     except (ValueError, TypeError, SgqnError) as error:
-        raise DataError(f"{path} is damaged: {error}") from error
+        raise DataError(f"{path} is damaged: {line(error)}") from error
+
+
+def differences(config: TrainConfig, recorded: TrainConfig, kept: str = "in the checkpoint") -> list[str]:
+    """What, besides `steps`, differs between a run's configuration and the one that was kept with its checkpoint."""
+    here, there = options(config), options(recorded)
+    return [
+        f"{name} is {here.get(name)!r} there, {there[name]!r} {kept}"
+        for name in there
+        if name != "steps" and here.get(name) != there[name]
+    ]
+
+
+def options(config: TrainConfig) -> dict[str, Any]:
+    """All options of a run by name, those of its agent too."""
+    values = config.to_dict()
+    return {**values, **values.pop("settings")}
 
 
 def write_policy(run: Path, policy: PolicyRecord) -> None:
@@ -96,15 +110,15 @@ def write_policy(run: Path, policy: PolicyRecord) -> None:
 def read_policy(run: Path) -> PolicyRecord:
     path = run / POLICY
     try:
-        values = json.loads(path.read_text())
-        plugins.load(map(str, values.pop("plugins", ())))
+        values = reading.mapping(reading.read_json(path, run), "a policy")
+        plugins.load(plugins.checked(values.pop("plugins", [])))
         policy = PolicyRecord(**{name: values[name] for name in values if name not in ABOUT_THE_MACHINE})
         for name, kind in typing.get_type_hints(PolicyRecord).items():
             check_type(name, getattr(policy, name), kind)
         find_task(policy.task, policy.action_repeat)
         return policy
-    except (ValueError, TypeError, AttributeError, SgqnError) as error:
-        raise DataError(f"{path} is damaged: {error}") from error
+    except (ValueError, TypeError, SgqnError) as error:
+        raise DataError(f"{path} is damaged: {line(error)}") from error
 
 
 @contextlib.contextmanager
@@ -115,6 +129,7 @@ def hold(run: Path) -> Iterator[None]:
     without locks, nothing is checked.
     """
     missing = [folder for folder in (run, *run.parents) if not folder.exists()]
+    check_links(run)
     handle = _lock(run)
     try:
         os.truncate(handle, 0)
@@ -126,6 +141,13 @@ def hold(run: Path) -> Iterator[None]:
             for folder in missing:
                 folder.rmdir()
         os.close(handle)
+
+
+def check_links(run: Path) -> None:
+    """Refuse a run's folder with links that lead out of it: training writes into the folder, and nowhere else."""
+    for path in sorted(run.iterdir()) if run.is_dir() else []:
+        if path.is_symlink():
+            reading.check_inside(path, run)
 
 
 def _lock(run: Path) -> int:
@@ -152,7 +174,13 @@ def _open_lock(run: Path, attempts: int = 1000) -> int:
         attempts -= 1
         try:
             run.mkdir(parents=True, exist_ok=True)
-            return os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                return handle
+            os.close(handle)
+            raise DataError(f"{run / LOCK}: not a regular file; remove it")
+        except IsADirectoryError as error:
+            raise DataError(f"{run / LOCK}: not a regular file; remove it") from error
         except (FileNotFoundError, FileExistsError):  # the latter if a folder vanishes within mkdir
             if not attempts:
                 raise
@@ -160,7 +188,7 @@ def _open_lock(run: Path, attempts: int = 1000) -> int:
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
     """One line of JSON, in one write; it does not go on with a line that a kill left half-written."""
-    with open(path, "ab+") as file:
+    with reading.open_log(path, path.parent) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 1))
         start = "\n" if size and file.read(1) != b"\n" else ""
@@ -169,17 +197,15 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a log; what is incomplete or damaged is skipped."""
-    if path.exists():
-        with open(path, "rb") as file:
-            yield from parse_lines(file)
+    return parse_lines(reading.read_lines(path, path.parent))
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The objects in lines of JSON; what is incomplete or damaged is skipped."""
-    for line in lines:
+    for text in lines:
         try:
-            values = json.loads(line.decode())
-        except (ValueError, RecursionError):
+            values = reading.parse_json(text, nan=True)
+        except ValueError:
             continue
         if isinstance(values, dict):
             yield values
@@ -188,11 +214,12 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 def rewind(path: Path, step: int) -> None:
     """Drop what a log says about steps after `step`: a resumed run will say it again."""
     if path.exists():
-        lines = [line for line in read_lines(path) if isinstance(line.get("step", 0), int | float)]
-        damaged = path.read_bytes().count(b"\n") - len(lines)
+        written = list(reading.read_lines(path, path.parent))
+        lines = [values for values in parse_lines(written) if isinstance(values.get("step", 0), int | float)]
+        damaged = sum(text.endswith(b"\n") for text in written) - len(lines)
         if damaged > 0:
             logger.warning("%s: %d damaged line%s removed", path, damaged, "s" * (damaged > 1))
-        kept = [json.dumps(line) + "\n" for line in lines if line.get("step", 0) <= step]
+        kept = [json.dumps(values) + "\n" for values in lines if values.get("step", 0) <= step]
         write_atomically(path, "".join(kept))
 
 
@@ -204,3 +231,11 @@ def render_size(config: TrainConfig) -> int:
 def spec_of(config: TrainConfig, action_dim: int, discrete: bool = False) -> Spec:
     """What the run's agent is built for."""
     return Spec(action_dim, 3 * config.frame_stack, config.image_size, render_size(config), discrete)
+
+
+def read_spec(config: TrainConfig, values: Any) -> Spec:
+    """What an agent is built for, from a file; `ValueError` if it does not fit the configuration."""
+    spec = Spec.from_dict(values)
+    if spec != (expected := spec_of(config, spec.action_dim, spec.discrete)):
+        raise ValueError(f"{spec} does not fit the configuration, which is for {expected}")
+    return spec

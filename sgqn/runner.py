@@ -18,6 +18,7 @@ from torch import Tensor
 from sgqn.agents.base import Agent, Phase
 from sgqn.device import check_device
 from sgqn.errors import InvalidValueError, UnknownNameError
+from sgqn.reading import mapping, number
 from sgqn.replay import Batch
 
 PathName = Literal["auto", "eager", "captured", "cudnn", "kernels"]
@@ -142,6 +143,12 @@ class Means:
         return {"sums": {name: self._sums[name].clone() for name in counts}, "counts": counts}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        names = mapping(state["sums"], "sums").keys()
+        for count in mapping(state["counts"], "counts", list(names)).values():
+            number(count, "a count")
+        for total in state["sums"].values():
+            if not isinstance(total, Tensor) or total.shape or not total.is_floating_point():
+                raise ValueError("the sums of metrics are not numbers")
         self.clear()
         for name, total in state["sums"].items():
             self._sums.setdefault(name, torch.zeros((), device=device)).copy_(total)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgqn import checkpoint, run_folder
+from sgqn import checkpoint, reading, run_folder
 from sgqn.agents import AGENTS, Phase, build_agent, check_actions, no_augmentation
 from sgqn.augmentations import AUGMENTATIONS, Augmentation, PictureBank, make_augmentation
 from sgqn.callbacks import Callback, Reason
@@ -36,6 +36,7 @@ from sgqn.evaluation import evaluate
 from sgqn.experience import Experience, OffPolicy
 from sgqn.logs import Logs
 from sgqn.replay import is_whole
+from sgqn.restore import bounded, check_fits
 from sgqn.runner import Backend, choose_backend
 from sgqn.signals import asked_to_stop
 
@@ -95,10 +96,17 @@ def resume(
         config = run_folder.read_config(folder)
         if steps is not None:
             config = _with_end(config, steps, checkpoint.step_of(chosen) if chosen else _newest_step(folder))
-        trainer = Trainer(config, folder, progress, callbacks)
-        try:
+        _check_memory(config)
+        opened = None
+        with ExitStack() as stack:
             if chosen or checkpoint.list_checkpoints(folder):
-                trainer.load(chosen or checkpoint.find(folder))
+                opened = checkpoint.open_checkpoint(chosen or checkpoint.find(folder))
+                _check_same_as(config, opened, folder)
+                stack.enter_context(bounded(opened.weights.header, opened.folder))
+            trainer = Trainer(config, folder, progress, callbacks)
+        try:
+            if opened:
+                trainer.load(opened)
             else:
                 trainer.rewind_logs()
             trainer.run()
@@ -236,7 +244,7 @@ def check_same(config: TrainConfig, folder: Path, found: TrainConfig | None = No
     """Refuse to continue a run of another configuration, which is `found` or the one in its folder."""
     if found is None and not (folder / run_folder.CONFIG).exists():
         return
-    there, asked = _flat(found or run_folder.read_config(folder)), _flat(config)
+    there, asked = run_folder.options(found or run_folder.read_config(folder)), run_folder.options(config)
     other = [f"{name} is {there.get(name)!r}, not {asked[name]!r}" for name in asked if asked[name] != there.get(name)]
     if other:
         only_longer = len(other) == 1 and asked["steps"] > there["steps"]
@@ -245,11 +253,42 @@ def check_same(config: TrainConfig, folder: Path, found: TrainConfig | None = No
         raise InvalidValueError(f"{folder} holds a run of another configuration ({'; '.join(other)}): {how}")
 
 
-def _flat(config: TrainConfig) -> dict[str, Any]:
-    """All options of a run by name."""
-    values = config.to_dict()
-    settings = values.pop("settings")
-    return {**values, **settings}
+def _check_same_as(config: TrainConfig, opened: checkpoint.Opened, folder: Path) -> None:
+    """Refuse a configuration that was edited since the checkpoint; `steps` may differ."""
+    recorded = opened.metadata.get("config")
+    if recorded is not None and (other := run_folder.differences(config, TrainConfig.from_dict(recorded))):
+        raise InvalidValueError(
+            f"{folder / run_folder.CONFIG} does not fit {opened.folder} ({'; '.join(other)}): "
+            "restore it, only steps can change"
+        )
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], name: str) -> None:
+    """Refuse the state of another optimizer, which torch takes without a look at shapes and hyperparameters."""
+    own = optimizer.state_dict()["param_groups"]
+    if len(state["param_groups"]) != len(own):
+        raise ValueError(f"the optimizer {name} has {len(state['param_groups'])} groups, not {len(own)}")
+    parameters: dict[int, Tensor] = {}
+    for saved, group, live in zip(state["param_groups"], own, optimizer.param_groups, strict=True):
+        for key in ("params", "lr", "betas", "eps", "weight_decay"):
+            if key in group and saved[key] != group[key]:
+                raise ValueError(f"{key} of the optimizer {name} differs")
+        parameters.update(zip(group["params"], live["params"], strict=True))
+    for index, values in state["state"].items():
+        for key, value in values.items():
+            shape = () if key == "step" else parameters[index].shape
+            reading.tensor(value, f"{key} of the optimizer {name}", shape, parameters[index].dtype)
+
+
+@contextmanager
+def _described(folder: Path) -> Iterator[None]:
+    """Name the checkpoint whose state does not fit the run: whatever is wrong with it shows where it is used."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (SgqnError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise DataError(f"{folder}: not a state of this run ({reading.line(error)})") from error
 
 
 def _newest_step(folder: Path) -> int:
@@ -546,24 +585,28 @@ class Trainer:
             callback.on_checkpoint(self.step, written)
         self.runner.stopwatch.skip()
 
-    def load(self, folder: Path) -> None:
+    def load(self, source: Path | checkpoint.Opened) -> None:
         """Continue from a checkpoint of this run."""
-        loaded = checkpoint.load(folder)
+        opened = source if isinstance(source, checkpoint.Opened) else checkpoint.open_checkpoint(source)
+        folder = opened.folder
+        _check_same_as(self.config, opened, self.folder)
+        fits = partial(check_fits, agent=self.agent, origin=folder)
+        loaded = checkpoint.load(opened, fits=fits, limit=self._largest_state())
         if (broken := checkpoint.not_finite(loaded.weights)) is not None:
             good = checkpoint.newest_good(self.folder)
             raise DataError(
                 f"{folder}: {broken} has weights that are NaN or infinite" + (f"; use {good}" if good else "")
             )
-        self._check_same_as(loaded.metadata.get("config"), folder)
-        self.agent.load_state_dict(loaded.weights)
-        self.load_state_dict(loaded.state)
-        self.step = loaded.step
-        assert self.obs is not None
         replay = self.folder / run_folder.REPLAY
-        try:
-            self.experience.load(replay, checkpoint.name(self.step), loaded.state, self.step, self.obs)
-        except DataError as error:
-            raise DataError(f"{error}; {self._without(replay)}") from error
+        with _described(folder):
+            self.agent.load_state_dict(loaded.weights)
+            self.load_state_dict(loaded.state)
+            self.step = loaded.step
+            assert self.obs is not None
+            try:
+                self.experience.load(replay, checkpoint.name(self.step), loaded.state, self.step, self.obs)
+            except DataError as error:
+                raise DataError(f"{error}; {self._without(replay)}") from error
         self.runner.reset()
         self._saved = (self.step, self.updates)
         self._later = [one for one in checkpoint.list_checkpoints(self.folder) if checkpoint.step_of(one) > self.step]
@@ -572,21 +615,13 @@ class Trainer:
             logger.warning("%s: removed once the next checkpoint is written: %s", self.folder, names)
         self.rewind_logs()
 
-    def _check_same_as(self, recorded: dict[str, Any] | None, folder: Path) -> None:
-        """Refuse a configuration that was edited since the checkpoint; `steps` may differ."""
-        if recorded is None:
-            return
-        there, here = _flat(TrainConfig.from_dict(recorded)), _flat(self.config)
-        other = [
-            f"{name} is {here.get(name)!r} there, {there[name]!r} in the checkpoint"
-            for name in there
-            if name != "steps" and here.get(name) != there[name]
-        ]
-        if other:
-            path = self.folder / run_folder.CONFIG
-            raise InvalidValueError(
-                f"{path} does not fit {folder} ({'; '.join(other)}): restore it, only steps can change"
-            )
+    def _largest_state(self) -> int | None:
+        """Bytes of tensors that a checkpoint may have besides the weights; None if an experience may keep any."""
+        if AGENTS[self.config.agent].experience is not None:
+            return None
+        weights = sum(tensor.nbytes for tensor in self.agent.state_dict().values())
+        observations = self.config.num_envs * self.spec.channels * self.spec.render_size**2
+        return 8 * weights + 8 * observations + (64 << 20)
 
     def _without(self, replay: Path) -> str:
         """How to continue where the replay of this step is damaged."""
@@ -615,14 +650,18 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        reading.mapping(state["optimizers"], "optimizers", list(self.agent.optimizers))
         for name, optimizer in self.agent.optimizers.items():
+            _check_optimizer(optimizer, state["optimizers"][name], name)
             optimizer.load_state_dict(state["optimizers"][name])
         for name, generator in self._generators().items():
             generator.set_state(state["generators"][name])
         if self.bank is not None:
             self.bank.load_state_dict(state["pictures"])
         self.obs = self.envs.load_state_dict(state["envs"])
-        self.returns = state["returns"].copy()
+        if state["returns"].shape != self.returns.shape or not np.isfinite(state["returns"]).all():
+            raise ValueError(f"returns are not {len(self.returns)} finite numbers")
+        self.returns = state["returns"].astype(self.returns.dtype)
         self.runner.metrics.load_state_dict(state.get("metrics", state["logs"]), self.device)  # older checkpoints
         self.logs.load_state_dict(state["logs"])
 

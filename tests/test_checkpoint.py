@@ -311,7 +311,8 @@ def forge(folder: Path) -> None:
 
 def forge_manifest(folder: Path, files: Any, **fields: Any) -> None:
     """A manifest with these `files` and a checksum of its own that fits."""
-    manifest = {"format": 1, "step": 1, "versions": {}, "files": files, **fields}
+    step = checkpoint.step_of(folder)
+    manifest = {"format": 1, "step": step, "versions": {}, "files": files, **fields}
     manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
@@ -345,10 +346,10 @@ def test_a_damaged_file_is_refused_and_the_older_checkpoint_offered(tmp_path: Pa
     path.unlink()
     assert refused(newer, file, "missing").endswith(offer)
     path.mkdir()
-    assert refused(newer, file, "not a file").endswith(offer)
+    assert refused(newer, file, "not a regular file").endswith(offer)
     path.rmdir()
     os.mkfifo(path)
-    assert refused(newer, file, "not a file").endswith(offer)
+    assert refused(newer, file, "not a regular file").endswith(offer)
     path.unlink()
     path.write_bytes(good)
     assert value_of(newer) == 0
@@ -429,7 +430,7 @@ def test_strange_manifests_are_refused(tmp_path: Path) -> None:
     forge_manifest(folder, good, format=2)
     refused(folder, "manifest.json", "format 2, this version reads 1")
     forge_manifest(folder, {name: {**entry, "size": -1} for name, entry in good.items()})
-    refused(folder, "weights.safetensors")
+    refused(folder, "manifest.json")
     for text in ("", "[]", "null", '"text"', "[" * 100_000, "\x00", "{}"):
         (folder / "manifest.json").write_text(text)
         refused(folder, "manifest.json")

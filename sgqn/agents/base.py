@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sgqn.attribution.mask import quantile_mask
 from sgqn.errors import InvalidValueError, SgqnError
+from sgqn.reading import integer, mapping
 from sgqn.replaceable import replaceable
 from sgqn.replay import Batch
 
@@ -31,6 +32,18 @@ class Spec:
     image_size: int = 84
     render_size: int = 84
     discrete: bool = False
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Spec:
+        """The sizes that were written to a file."""
+        if more := mapping(values, "spec").keys() - {one.name for one in fields(cls)}:
+            raise ValueError(f"spec has no {min(more)}")
+        for name in values.keys() | {"action_dim"}:
+            if name != "discrete":
+                integer(values.get(name), name, 1, 1 << 20)
+            elif not isinstance(values[name], bool):
+                raise ValueError(f"discrete must be true or false, not {values[name]!r}")
+        return cls(**values)
 
     def action_vector(self, action: Tensor) -> Tensor:
         """Actions as vectors (B, action_dim): discrete actions (B,) are one-hot encoded, continuous ones unchanged."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sgqn import reading
 from sgqn.envs import chroma
 from sgqn.envs.backgrounds import Backgrounds, open_backgrounds
 from sgqn.envs.shifts import Shift
@@ -112,6 +113,19 @@ class Pixels:
         if self._parameters is not None:
             state["parameters"] = self._parameters.cpu()
         return state
+
+    def check(self, state: dict[str, Tensor]) -> None:
+        """Refuse a state of other environments."""
+        own = self.observations
+        reading.tensor(state["observations"], "observations", own.shape, own.dtype)
+        for name in ("times", "clips"):
+            reading.tensor(state[name], name, (len(own),), torch.int64)
+            if (state[name] < 0).any():
+                raise ValueError(f"{name} must not be negative")
+        if "masks" in state:
+            reading.tensor(state["masks"], "masks", (len(own), self._stack, *own.shape[2:]), state["masks"].dtype)
+        if "parameters" in state and len(state["parameters"]) != len(own):
+            raise ValueError(f"parameters are not of {len(own)} environments")
 
     def restore(self, state: dict[str, Tensor]) -> None:
         self.observations = state["observations"].to(self.observations.device)

@@ -21,6 +21,7 @@ from sgqn.envs.simulation import action_dim
 from sgqn.envs.stage import LocalStage, Stage, choose_renderer
 from sgqn.envs.workers import WorkerStage
 from sgqn.errors import InvalidValueError, SgqnError
+from sgqn.reading import integer
 
 
 class VectorOptions(CommonOptions, total=False):
@@ -185,12 +186,31 @@ class PixelVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise InvalidValueError(
                 f"the state is of {len(state['episodes'])} environments, this one has {self.num_envs}"
             )
-        self._seed, self._next_first = int(state["seed"]), int(state["next_first"])
-        self._episodes = [int(episode) for episode in state["episodes"]]
-        self._resting[:] = state.get("resting", False)
-        self._stage.restore(state["simulations"])
+        seed, first = check_seed(state["seed"]), integer(state["next_first"], "next_first")
+        episodes = [integer(episode, "an episode") for episode in state["episodes"]]
+        resting = state.get("resting", [False] * self.num_envs)
+        if len(resting) != self.num_envs or not all(isinstance(one, bool) for one in resting):
+            raise InvalidValueError(f"the state does not say which of {self.num_envs} environments rest")
+        simulations = [
+            self._checked(values, seed, episode) for values, episode in zip(state["simulations"], episodes, strict=True)
+        ]
+        self._pixels.check(state["pixels"])
+        self._seed, self._next_first, self._episodes = seed, first, episodes
+        self._resting[:] = resting
+        self._stage.restore(simulations)
         self._pixels.restore(state["pixels"])
         return self._out(self._pixels.observations)
+
+    def _checked(self, values: dict[str, Any], seed: int, episode: int) -> dict[str, Any]:
+        """The state of a simulation, with plausible numbers only."""
+        if (values["seed"], values["episode"]) != (seed, episode):
+            raise InvalidValueError("the state of a simulation is of another episode")
+        integer(values["steps"], "steps", 0, (self.task.episode_steps + 1) * self.task.action_repeat)  # control steps
+        for name, value in values.items():
+            array = np.asarray(value)
+            if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+                raise InvalidValueError(f"the state of a simulation has {name} that are not finite numbers")
+        return values
 
     def close_extras(self, **_: Any) -> None:
         self._pixels.close()

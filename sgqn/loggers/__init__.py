@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sgqn import reading
 from sgqn.callbacks import Callback
-from sgqn.errors import SgqnError
+from sgqn.errors import DataError, SgqnError
 from sgqn.files import write_atomically
 from sgqn.registry import Registry, import_submodules
 
@@ -56,11 +57,20 @@ def scores(values: dict[str, Any]) -> dict[str, float]:
 
 def remembered(folder: Path, service: str) -> str | None:
     """The run's id in the service; None before the run has started there."""
-    path = folder / RUNS
-    return json.loads(path.read_text()).get(service) if path.exists() else None
+    return _known(folder).get(service)
 
 
 def remember(folder: Path, service: str, name: str) -> None:
+    write_atomically(folder / RUNS, json.dumps({**_known(folder), service: name}, indent=1) + "\n")
+
+
+def _known(folder: Path) -> dict[str, str]:
+    """The run's ids by service."""
     path = folder / RUNS
-    known = json.loads(path.read_text()) if path.exists() else {}
-    write_atomically(path, json.dumps({**known, service: name}, indent=1) + "\n")
+    try:
+        found = reading.read_json(path, folder)
+    except reading.MissingFileError:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise DataError(f"{path}: damaged; remove it to log to new runs of the services")
+    return found

@@ -14,21 +14,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
+from sgqn import reading, run_folder
 from sgqn.agents import Agent, Spec
 from sgqn.config import TrainConfig
+from sgqn.device import total_memory
 from sgqn.errors import DataError, SgqnError
-from sgqn.restore import restore_agent
+from sgqn.reading import TensorFile, TensorInfo, described, line
+from sgqn.restore import Stored, restore_agent
 
 FORMAT = 1
 WEIGHTS, ABOUT, CARD = "weights.safetensors", "agent.json", "README.md"
@@ -60,7 +62,7 @@ class Package:
 
     def build(self, device: str | torch.device = "cpu") -> Agent:
         """The agent, in single precision, ready to act."""
-        return restore_agent(self.config, self.spec, partial(completed, unpacked(self.weights)), self.origin, device)
+        return _build(self, described(self.weights), lambda: self.weights, device)
 
     def files(self, card: str) -> dict[str, bytes | str]:
         """The folder's files."""
@@ -77,38 +79,101 @@ class Package:
         return {WEIGHTS: weights, ABOUT: json.dumps(about, indent=1) + "\n", CARD: card}
 
 
+@dataclass(frozen=True)
+class Opened(Package):
+    """An exported agent whose weights have not been read yet: of these, only the header is known."""
+
+    file: TensorFile = None  # type: ignore[assignment]  # `open_package` sets it
+
+    def build(self, device: str | torch.device = "cpu") -> Agent:
+        with _advised():
+            return _build(self, self.file.header, self.file.load, device)
+
+
 def read(folder: Path) -> Package:
     """The exported agent in a folder; a missing, damaged or altered file is a `DataError` that names it."""
+    opened = open_package(folder)
+    with _advised():
+        weights = opened.file.load()
+    return Package(opened.config, opened.spec, opened.step, weights, opened.about, opened.origin)
+
+
+def open_package(folder: Path) -> Opened:
+    """The exported agent in a folder, without its weights, which `build` reads if they fit the agent."""
     about = read_about(folder)
-    path = folder / WEIGHTS
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); install or export the agent again") from error
     expected = about.pop("weights")
-    if len(data) != expected["size"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
-        raise DataError(f"{path}: damaged, its checksum differs from {ABOUT}'s; install or export the agent again")
+    file = TensorFile(folder / WEIGHTS, folder, expected["size"], expected["sha256"])
+    if file.size > (limit := total_memory(torch.device("cpu")) // 4):
+        raise DataError(f"{file.path}: {file.size} bytes, where at most {limit} belong")
     try:
-        config, spec = TrainConfig.from_dict(about.pop("config")), Spec(**about.pop("spec"))
-        return Package(config, spec, int(about.pop("step")), safetensors.torch.load(data), about, str(folder))
-    except (SafetensorError, SgqnError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder}: not an exported agent that this version reads ({error})") from error
+        config = TrainConfig.from_dict(about.pop("config"))
+        spec = run_folder.read_spec(config, about.pop("spec"))
+    except (SgqnError, ValueError) as error:
+        raise DataError(f"{folder}: not an exported agent that this version reads ({line(error)})") from error
+    return Opened(config, spec, about.pop("step"), {}, about, str(folder), file)
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """agent.json, checked against its own checksum."""
+    """agent.json, checked against its own checksum, with what other modules read of it."""
     path = folder / ABOUT
+    with _advised():
+        about = reading.read_json(path, folder, nan=True)
     try:
-        about: dict[str, Any] = json.loads(path.read_text())
-        if about["format"] != FORMAT:
+        about = reading.mapping(about, "an exported agent")
+        if about["format"] != FORMAT or isinstance(about["format"], bool):
             raise DataError(f"{path}: format {about['format']!r}, this version reads {FORMAT}")
         if about.pop("sha256") != _digest(about):
             raise DataError(f"{path}: altered, its checksum differs; install or export the agent again")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: truncated or not an exported agent's") from error
+        reading.integer(about["step"], "step")
+        for name, keys in (("config", None), ("spec", None), ("weights", ("size", "sha256"))):
+            reading.mapping(about[name], name, keys)
+        reading.integer(about["weights"]["size"], "the size of the weights")
+        reading.sha256(about["weights"]["sha256"], "the checksum of the weights")
+        if about.get("precision", PRECISIONS[0]) not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: truncated or not an exported agent's ({line(error)})") from error
     return about
+
+
+@contextmanager
+def _advised() -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error}; install or export the agent again") from error
+
+
+def _build(packed: Package, stored: Stored, read: Callable[[], Mapping[str, Tensor]], device: Any) -> Agent:
+    """The agent of a package; the dtypes and shapes of its weights are checked before they are read."""
+
+    def weights(agent: Agent) -> dict[str, Tensor]:
+        if wrong := _difference(stored, agent):
+            raise DataError(f"{packed.origin}: the weights do not fit the configuration: {wrong}")
+        return completed(unpacked(read()), agent)
+
+    return restore_agent(packed.config, packed.spec, stored, weights, packed.origin, device)
+
+
+def _difference(stored: Stored, agent: Agent) -> str | None:
+    """The first difference between stored weights and those that an agent needs, None if they fit."""
+    expected, left_out = described(agent.state_dict()), agent.left_out()
+    scales = {name + SCALE for name, info in stored.items() if info.dtype == torch.int8}
+    if more := stored.keys() - expected.keys() - scales:
+        return f"{min(more)} does not belong there"
+    for name, info in expected.items():
+        found = stored.get(name)
+        if found is None:
+            if name not in left_out or (left_out[name] is not None and left_out[name] not in stored):
+                return f"{name} is missing"
+            continue
+        dtypes: tuple[Any, ...] = (info.dtype,)
+        if info.dtype == torch.float32:
+            packed = stored.get(name + SCALE) == TensorInfo(torch.float32, info.shape[:1])
+            dtypes = (torch.float32, torch.float16, *([torch.int8] if packed and len(info.shape) == 2 else []))
+        if found.shape != info.shape or found.dtype not in dtypes:
+            return f"{name} is {found}, not {info}"
+    return None
 
 
 def _digest(about: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from sgqn import checkpoint, pretrained, run_folder
+from sgqn import checkpoint, pretrained, reading, run_folder
 from sgqn.agents import AGENTS
 from sgqn.config import TrainConfig, preset
 from sgqn.envs.families import find_task
@@ -292,14 +291,18 @@ def _config(folder: Path) -> tuple[TrainConfig, dict[str, str], dict[str, str]]:
         config = run_folder.read_config(folder)
         if not isinstance(config.agent, str) or not isinstance(config.seed, int):
             raise InvalidValueError(f"agent {config.agent!r}, seed {config.seed!r}")
-        beside = json.loads((folder / run_folder.CONFIG).read_text())
-        machine, versions = ({str(k): str(v) for k, v in dict(beside.get(n) or {}).items()} for n in _BESIDE)
+        beside = reading.read_json(folder / run_folder.CONFIG, folder)
+        machine, versions = (_texts(beside.get(name) or {}, name) for name in _BESIDE)
         return config, machine, versions
     except (SgqnError, OSError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = reading.line(error)
         raise DataError(
             reason if str(folder) in reason else f"{folder / run_folder.CONFIG} is damaged: {reason}"
         ) from error
+
+
+def _texts(values: Any, what: str) -> dict[str, str]:
+    return {name: str(value) for name, value in reading.mapping(values, what).items()}
 
 
 def _parsed(path: Path, parse: Callable[[dict[str, Any]], T], warnings: list[str]) -> list[T]:
@@ -307,15 +310,16 @@ def _parsed(path: Path, parse: Callable[[dict[str, Any]], T], warnings: list[str
     found: list[T] = []
     wrong = whole = written = 0
     try:
-        for line in run_folder.read_lines(path):
-            whole += 1
-            try:
-                found.append(parse(line))
-            except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-                wrong += 1
-        written = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n")) if path.exists() else 0
-    except OSError as error:
-        warnings.append(f"{path} is damaged: {' '.join(str(error).split())}")
+        for text in reading.read_lines(path, path.parent):
+            written += bool(text.strip())
+            for line in run_folder.parse_lines([text]):
+                whole += 1
+                try:
+                    found.append(parse(line))
+                except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+                    wrong += 1
+    except (OSError, DataError) as error:
+        warnings.append(f"{path} is damaged: {reading.line(error)}")
     if written > whole:
         broken = written - whole
         warnings.append(f"{path}: {broken} line{'s' * (broken > 1)} passed over: half-written, or not JSON")

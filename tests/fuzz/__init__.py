@@ -1,0 +1,1 @@
+"""Fuzzing: damaged and hostile files, and command lines."""

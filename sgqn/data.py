@@ -110,7 +110,7 @@ def overlay_images() -> list[Path]:
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Sort key that compares digits as numbers."""
     parts = re.split(r"(\d+)", path.name)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _is_image(path: PurePosixPath) -> bool:
@@ -151,27 +151,43 @@ def _size_problem(path: Path) -> str | None:
     return None if path.stat().st_size else "is empty (0 bytes)"
 
 
-def _clip_problem(path: Path) -> str | None:
+def clip_problem(path: Path) -> str | None:
+    """What is wrong with a video, or None. Only key frames are decoded, but damage of other frames shows too."""
     import av
 
     if problem := _size_problem(path):
         return problem
     try:
-        with av.open(str(path)) as container:
+        with av.open(str(path), metadata_errors="ignore") as container:
             if not container.streams.video:
                 return "has no video stream"
+            if is_image(container.format.name):
+                return "is an image, not a video"
             stream = container.streams.video[0]
-            if next(container.decode(stream), None) is None:
-                return "has no frame that can be decoded"
+            stream.codec_context.skip_frame = "NONKEY"
+            packets = frames = bad = 0
+            for packet in container.demux(stream):
+                packets += packet.size > 0
+                try:
+                    frames += len(packet.decode())
+                except av.FFmpegError:
+                    bad += 1
             # A file cut in the middle still lists all its frames where the list comes first in the file.
-            container.seek(0)
-            packets = sum(packet.size > 0 for packet in container.demux(stream))
             if packets < stream.frames:
                 return f"is truncated: {packets} of its {stream.frames} frames are there"
+            if not frames:
+                return "has no frame that can be decoded"
+            if bad:
+                return f"is damaged: {bad} of its {packets} frames cannot be decoded"
     except (av.FFmpegError, ValueError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or _first_line(error)
         return f"is not a video that can be decoded, or is truncated ({reason})"
     return None
+
+
+def is_image(container: str) -> bool:
+    """Whether FFmpeg's name of a container is one of images, such as jpeg_pipe."""
+    return container.endswith("_pipe") or container == "image2"
 
 
 def _image_problem(path: Path) -> str | None:
@@ -263,7 +279,7 @@ def inventory() -> list[Entry]:
 
 def _video_entry(kind: str) -> Entry:
     clips = video_clips(kind)
-    problems = [f"{clip.name} {problem}" for clip in clips if (problem := _clip_problem(clip))]
+    problems = [f"{clip.name} {problem}" for clip in clips if (problem := clip_problem(clip))]
     return _entry(kind, data_dir() / "dmcgb" / kind, len(clips) - len(problems), problems, "generated backgrounds")
 
 
@@ -509,7 +525,7 @@ def _install_item(item: _Item, path: Path) -> bool:
 
 def _problem_of(target: Path) -> Callable[[Path], str | None]:
     if target.suffix == ".mp4":
-        return _clip_problem
+        return clip_problem
     return _colors_problem if target.suffix == ".json" else _image_problem
 
 

@@ -38,7 +38,7 @@ def other_files(folder: Path, own: Container[str]) -> list[str]:
 
 def write_folder(target: Path, files: Mapping[str, bytes | str]) -> None:
     """A folder of these files, all or nothing, in place of what was there."""
-    target = target.resolve()
+    target = Path(os.path.realpath(target))  # a loop of links is then an OSError below
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary, old = (target.with_name(f".{target.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
     try:

@@ -32,6 +32,8 @@ SALIENCY = "saliency.jsonl"
 POLICY = "policy.json"
 """In place of a configuration, in the folder of a policy that was not trained here."""
 LOCK = ".lock"
+BACK = ".back"
+"""Names the checkpoint that the run went back to, until the next one is written."""
 ABOUT_THE_MACHINE = ("versions", "machine")
 """What config.json has beside the configuration."""
 
@@ -184,6 +186,23 @@ def _open_lock(run: Path, attempts: int = 1000) -> int:
         except (FileNotFoundError, FileExistsError):  # the latter if a folder vanishes within mkdir
             if not attempts:
                 raise
+
+
+def write_back(run: Path, name: str | None) -> None:
+    """Remember that the run went back to the checkpoint called `name`, or forget it."""
+    if name is None:
+        (run / BACK).unlink(missing_ok=True)
+    else:
+        write_atomically(run / BACK, name)
+
+
+def read_back(run: Path) -> str | None:
+    """The name of the checkpoint that the run went back to, if it has not written another one since."""
+    path = run / BACK
+    if not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        return file.read(100).decode(errors="replace")
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:

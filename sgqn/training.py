@@ -23,12 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgqn import checkpoint, reading, run_folder
+from sgqn import checkpoint, data, memory, reading, run_folder
 from sgqn.agents import AGENTS, Phase, build_agent, check_actions, no_augmentation
 from sgqn.augmentations import AUGMENTATIONS, Augmentation, PictureBank, make_augmentation
 from sgqn.callbacks import Callback, Reason
 from sgqn.config import TrainConfig
-from sgqn.device import total_memory
 from sgqn.envs.families import find_task
 from sgqn.envs.vector import make_vec
 from sgqn.errors import DataError, Interrupted, InvalidValueError, SgqnError, WorkerError
@@ -68,8 +67,9 @@ def train(
             f"train takes a TrainConfig, such as sgqn.configure(task='walker-walk'), not {config!r}"
         )
     config.check_requirements()
+    memory.check(config, backend_of(config).device)
     _check_learns(config)
-    _check_memory(config)
+    _check_clips(config)
     folder = run_folder.folder_of(config, Path(out))
     with run_folder.hold(folder):
         if (folder / run_folder.CONFIG).exists():
@@ -77,7 +77,8 @@ def train(
             raise InvalidValueError(f"{folder} holds a run already: {how}")
         if (folder / run_folder.POLICY).exists():
             raise InvalidValueError(f"{folder} has results of a policy of that name: choose another --out")
-        Trainer(config, folder, progress, callbacks).run()
+        with memory.enough():
+            Trainer(config, folder, progress, callbacks).run()
     return folder
 
 
@@ -87,31 +88,34 @@ def resume(
     """Continue a run from its newest checkpoint, or from its beginning where it has none yet.
 
     `folder` may also be one of its checkpoints: the run goes back to it, and later checkpoints are removed once the
-    next one is written. With `steps` it ends there, from now on, instead of where it was to end when it was started.
+    next one is written. If the run is killed before that, it goes back to the same checkpoint when it is resumed.
+    With `steps` it ends there, from now on, instead of where it was to end when it was started.
     """
     chosen = checkpoint.find(folder) if checkpoint.run_of(folder) else None
     folder = checkpoint.run_of(folder) or Path(folder)
     run_folder.read_config(folder)  # a folder without a run must not be locked
     with run_folder.hold(folder):
         config = run_folder.read_config(folder)
+        start = chosen or _current(folder)
         if steps is not None:
-            config = _with_end(config, steps, checkpoint.step_of(chosen) if chosen else _newest_step(folder))
-        _check_memory(config)
-        opened = None
-        with ExitStack() as stack:
-            if chosen or checkpoint.list_checkpoints(folder):
-                opened = checkpoint.open_checkpoint(chosen or checkpoint.find(folder))
-                _check_same_as(config, opened, folder)
-                stack.enter_context(bounded(opened.weights.header, opened.folder))
-            trainer = Trainer(config, folder, progress, callbacks)
-        try:
-            if opened:
-                trainer.load(opened)
-            else:
-                trainer.rewind_logs()
-            trainer.run()
-        finally:
-            trainer.close()
+            config = _with_end(config, steps, checkpoint.step_of(start) if start else 0)
+        memory.check(config, backend_of(config).device)
+        with memory.enough():
+            opened = None
+            with ExitStack() as stack:
+                if start is not None:
+                    opened = checkpoint.open_checkpoint(start)
+                    _check_same_as(config, opened, folder)
+                    stack.enter_context(bounded(opened.weights.header, opened.folder))
+                trainer = Trainer(config, folder, progress, callbacks)
+            try:
+                if opened is not None:
+                    trainer.load(opened)
+                else:
+                    trainer.rewind_logs()
+                trainer.run()
+            finally:
+                trainer.close()
     return folder
 
 
@@ -130,7 +134,7 @@ def complete(config: TrainConfig, step: int, evaluations: Iterable[dict[str, Any
 
 
 def _complete(config: TrainConfig, folder: Path) -> bool:
-    return complete(config, _newest_step(folder), run_folder.read_lines(folder / run_folder.EVALUATIONS))
+    return complete(config, newest_step(folder), run_folder.read_lines(folder / run_folder.EVALUATIONS))
 
 
 def _not_evaluated(config: TrainConfig, step: int, evaluations: Iterable[dict[str, Any]]) -> list[str]:
@@ -179,27 +183,14 @@ def _check_learns(config: TrainConfig, last: int = 0) -> None:
         )
 
 
-def _check_memory(config: TrainConfig) -> None:
-    """Refuse sizes that cannot fit into the device's memory, by what they need at least."""
-    size, shown, settings = config.image_size, run_folder.render_size(config), config.settings
-    batch, filters, hidden = (getattr(settings, name, 0) for name in ("batch_size", "encoder_filters", "hidden_dim"))
-    layers, channels = getattr(settings, "encoder_layers", 0), 3 * config.frame_stack
-    pictures = config.pictures if AGENTS[config.agent].augments else 0
-    least = {
-        "num_envs": config.num_envs * channels * shown**2,  # observations, in bytes
-        "pictures": pictures * 3 * size**2,
-        "encoder_filters": 4 * 4 * 9 * filters**2 * max(0, layers - 1),  # weights, gradients, the optimizer's moments
-        "hidden_dim": 4 * 4 * hidden**2,
-        "batch_size": batch * (2 * channels * size**2 + 2 * layers * filters * (size // 4) ** 2),  # with activations
-    }
-    memory = total_memory(backend_of(config).device)
-    for name, needed in least.items():
-        if needed > memory:
-            value = getattr(config, name, None) or getattr(settings, name)
-            raise InvalidValueError(
-                f"{name} {value:,} needs at least {needed / 1e9:,.0f} GB, this device has {memory / 1e9:,.0f} GB: "
-                f"choose a smaller --{name.replace('_', '-')}"
-            )
+def _check_clips(config: TrainConfig) -> None:
+    """Refuse damaged clips of the shifts to evaluate in, which would show hours later."""
+    task = find_task(config.task)
+    shifts = config.evaluate_shifts if 0 < config.evaluate_every <= config.steps else ()
+    kinds = {task.family.shift(config.task, shift).video for shift in shifts} - {None}
+    for clip in (clip for kind in sorted(map(str, kinds)) for clip in data.video_clips(kind)):
+        if problem := data.clip_problem(clip):
+            raise DataError(f"{clip} {problem}: replace it, or leave its shift out of --evaluate-shifts")
 
 
 def train_seeds(
@@ -291,10 +282,17 @@ def _described(folder: Path) -> Iterator[None]:
         raise DataError(f"{folder}: not a state of this run ({reading.line(error)})") from error
 
 
-def _newest_step(folder: Path) -> int:
-    """The step of a run's newest checkpoint, 0 without any."""
+def newest_step(folder: Path) -> int:
+    """The step that a run has come to, 0 without a checkpoint."""
+    found = _current(folder)
+    return checkpoint.step_of(found) if found else 0
+
+
+def _current(folder: Path) -> Path | None:
+    """The checkpoint that a run continues from: the one that it went back to, or the newest."""
     found = checkpoint.list_checkpoints(folder)
-    return checkpoint.step_of(found[-1]) if found else 0
+    back = run_folder.read_back(folder)
+    return next((path for path in found if path.name == back), found[-1] if found else None)
 
 
 def _exploded(means: dict[str, float]) -> str | None:
@@ -578,6 +576,7 @@ class Trainer:
             replaces=self._later,
         )
         self._later = []
+        run_folder.write_back(self.folder, None)
         kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self.folder)]
         self.experience.prune(self.folder / run_folder.REPLAY, [checkpoint.name(step) for step in kept])
         self._saved = (self.step, self.updates)
@@ -610,6 +609,7 @@ class Trainer:
         self.runner.reset()
         self._saved = (self.step, self.updates)
         self._later = [one for one in checkpoint.list_checkpoints(self.folder) if checkpoint.step_of(one) > self.step]
+        run_folder.write_back(self.folder, folder.name if self._later else None)
         if self._later:
             names = ", ".join(path.name for path in self._later)
             logger.warning("%s: removed once the next checkpoint is written: %s", self.folder, names)

@@ -76,6 +76,17 @@ def write_clip(path: Path, frames: int = 6, faststart: bool = False) -> Path:
     return path
 
 
+def keep_frames(path: Path, count: int) -> None:
+    """Overwrite the frames of a video after the first `count` with zeros; the file keeps its size and its index."""
+    import av
+
+    with av.open(str(path)) as container:
+        positions = sorted(packet.pos for packet in container.demux(video=0) if packet.size and packet.pos is not None)
+    content = bytearray(path.read_bytes())
+    content[positions[count] : positions[-1]] = bytes(positions[-1] - positions[count])
+    path.write_bytes(content)
+
+
 def write_image(path: Path, size: int = 16) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(size).integers(0, 256, (size, size, 3), dtype=np.uint8)

@@ -314,3 +314,33 @@ def test_a_folder_above_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     made.mkdir(parents=True)
     (made / "manifest.json").write_text("{}")
     assert f"did you mean {tmp_path / '0'}?" in fails(capsys, "evaluate", str(tmp_path))
+
+
+def test_demo_of_a_run_takes_no_task(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, value in (("--task", "walker-walk"), ("--agent", "sgqn")):
+        assert f"{option} {value} is not for --run" in fails(capsys, "demo", "--run", "run", option, value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train", "demo", "report .", "export pretrained:walker-walk", "explain pretrained:walker-walk", "preview"],
+)
+def test_an_output_path_that_is_a_loop_of_links(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = tmp_path / "loop.png"
+    loop.symlink_to(loop)
+    for out in (loop, loop / "a.png"):
+        line = fails(capsys, *command.split(), "--out", str(out))
+        assert line == f"error: cannot write {str(out)!r}: Too many levels of symbolic links"
+
+
+def test_a_seed_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("demo", "preview", "evaluate pretrained:walker-walk", "explain pretrained:walker-walk"):
+        assert f"seed must be at most {2**32 - 1}" in fails(capsys, *command.split(), "--seed", str(2**64))
+
+
+def test_devices_that_do_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("evaluate", "explain", "saliency", "watch"):
+        for device in ("cpu:99", "cuda:-1"):
+            assert device in fails(capsys, command, "pretrained:walker-walk", "--device", device)

@@ -17,10 +17,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from sgqn import data
+from sgqn.cli import main
 from sgqn.errors import DataError, UnknownNameError
-from tests.helpers import SETTING, write_clip, write_colors, write_image
+from tests.helpers import SETTING, keep_frames, write_clip, write_colors, write_image
 
 
 @pytest.fixture
@@ -128,8 +130,8 @@ def test_unknown_kinds_are_named(store: Path) -> None:
 
 
 def test_good_files_pass(tmp_path: Path) -> None:
-    assert data._clip_problem(write_clip(tmp_path / "a.mp4")) is None
-    assert data._clip_problem(write_clip(tmp_path / "b.mp4", faststart=True)) is None
+    assert data.clip_problem(write_clip(tmp_path / "a.mp4")) is None
+    assert data.clip_problem(write_clip(tmp_path / "b.mp4", faststart=True)) is None
     assert data._image_problem(write_image(tmp_path / "a.png")) is None
     assert data._image_problem(write_image(tmp_path / "a.jpg")) is None
     assert data._colors_problem(write_colors(tmp_path / "a.json")) is None
@@ -140,13 +142,33 @@ def test_good_files_pass(tmp_path: Path) -> None:
 def test_truncated_clips_are_refused(tmp_path: Path, faststart: bool) -> None:
     path = write_clip(tmp_path / "a.mp4", frames=20, faststart=faststart)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
-    problem = data._clip_problem(path)
+    problem = data.clip_problem(path)
     assert problem is not None
     assert "truncated" in problem
     assert "\n" not in problem
 
 
-@pytest.mark.parametrize("check", [data._clip_problem, data._image_problem, data._colors_problem])
+def test_clips_with_digits_that_are_no_numbers(store: Path) -> None:
+    for name in ("1²3.mp4", "12.mp4", "٣.mp4"):
+        write_clip(store / "dmcgb" / "video_easy" / name)
+    assert len(data.video_clips("video_easy")) == 3
+    assert main(["data"]) == 0
+
+
+def test_a_clip_of_damaged_frames_is_refused(tmp_path: Path) -> None:
+    """All 750 frames are there, 18 of them whole."""
+    path = write_clip(tmp_path / "a.mp4", frames=750)
+    keep_frames(path, 18)
+    assert data.clip_problem(path) == "is damaged: 731 of its 750 frames cannot be decoded"  # the last is incomplete
+
+
+def test_an_image_is_not_a_clip(tmp_path: Path) -> None:
+    for name, kind in (("a.mp4", "JPEG"), ("b.mp4", "PNG"), ("c.mp4", "WEBP")):
+        Image.new("RGB", (32, 32)).save(tmp_path / name, format=kind)
+        assert data.clip_problem(tmp_path / name) == "is an image, not a video"
+
+
+@pytest.mark.parametrize("check", [data.clip_problem, data._image_problem, data._colors_problem])
 def test_empty_missing_and_alien_files_are_refused(tmp_path: Path, check: Callable[[Path], str | None]) -> None:
     assert check(tmp_path / "missing") == "does not exist"
     path = tmp_path / "file"
@@ -287,7 +309,7 @@ def test_interrupted_get_leaves_nothing_half_written(store: Path, clone: Path, m
         assert path.exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data, "_clip_problem", interrupt)
+    monkeypatch.setattr(data, "clip_problem", interrupt)
     with pytest.raises(KeyboardInterrupt):
         data.get("dmcgb", str(clone), progress=False)
     assert not [name for name in files(store) if name.endswith(".mp4") or "tmp" in name]

@@ -36,6 +36,6 @@ def test_sgqn_learns_and_looks_at_the_square() -> None:
 
 @pytest.mark.slow
 def test_killed_runs_resume_to_the_same_end() -> None:
-    command = [sys.executable, str(BENCHMARKS / "kill_and_resume.py"), "--kills", "4", "--steps", "300"]
+    command = [sys.executable, str(BENCHMARKS / "kill_and_resume.py"), "--kills", "6", "--starts", "3"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -25,6 +25,42 @@ with run_folder.hold(Path(sys.argv[1])):
 """
 
 
+CONTEND = """
+import os, sys
+from pathlib import Path
+from sgqn import run_folder
+from sgqn.errors import BusyError
+
+for number in range(60):
+    start, result, end = os.pipe(), os.pipe(), os.pipe()
+    for contender in range(3):
+        if os.fork() == 0:
+            os.close(start[1]), os.close(end[1])
+            os.read(start[0], 1)  # returns when all contenders are here
+            try:
+                with run_folder.hold(Path(sys.argv[1]) / str(number) / "run"):
+                    os.write(result[1], b"w")
+                    os.read(end[0], 1)
+            except BusyError as error:
+                os.write(result[1], b"b" if f"process {os.getpid()} " not in str(error) else b"?")
+            os._exit(0)
+    os.close(start[1])
+    tried = b"".join(os.read(result[0], 1) for _ in range(3))
+    os.close(end[1])
+    for _ in range(3):
+        os.wait()
+    for descriptor in (start[0], *result, end[0]):
+        os.close(descriptor)
+    assert sorted(tried) == sorted(b"wbb"), tried
+"""
+
+
+def test_of_simultaneous_processes_exactly_one_wins(tmp_path: Path) -> None:
+    """60 of 60 times. In a process of its own, which forks the contenders."""
+    subprocess.run([sys.executable, "-c", CONTEND, str(tmp_path)], check=True, timeout=300)
+    assert not list(tmp_path.rglob(run_folder.LOCK))
+
+
 def test_of_simultaneous_holders_exactly_one_wins(tmp_path: Path) -> None:
     """Flock is a property of the open file, so threads compete like processes."""
     contenders = 6

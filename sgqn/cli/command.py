@@ -101,7 +101,7 @@ class Parser:
 
         @functools.wraps(function)
         def bind(*positional: Any, **named: Any) -> Any:
-            return functools.partial(function, *positional, **named)
+            return functools.partial(_checked, function, *positional, **named)
 
         del bind.__wrapped__  # tyro is to read the annotations below
         hints = typing.get_type_hints(function, include_extras=True)
@@ -114,6 +114,23 @@ class Parser:
         )
         call: Callable[[], None] = run_tyro(self.name, bind, args, lists_tasks="task" in hints)
         return call
+
+
+def _checked(function: Function, *positional: Any, **named: Any) -> None:
+    """Call a command, unless it could not write its output."""
+    if isinstance(out := named.get("out"), Path):
+        check_target(out)
+    function(*positional, **named)
+
+
+def check_target(path: Path) -> None:
+    """Refuse an output path that the system cannot follow: a loop of symbolic links, a name that is too long."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:  # the latter for a null character
+        raise InvalidValueError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def literal(names: Iterable[str], args: list[str]) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from sgqn.cli.command import Renderer, Shift, bars, command
+from sgqn.errors import InvalidValueError
 
 
 @command("demo", order=8)
 def demo(
-    task: str = "walker-walk",
-    agent: str = "sgqn",
+    task: str | None = None,
+    agent: str | None = None,
     run: Path | None = None,
     shift: Shift | None = None,
     steps: int | None = None,
@@ -24,8 +25,8 @@ def demo(
     demo.webp, to a folder.
 
     Args:
-        task: Task of the pretrained agent; `sgqn pretrained` lists them.
-        agent: Name of the pretrained agent.
+        task: Task of the pretrained agent; `sgqn pretrained` lists them. Default: walker-walk.
+        agent: Name of the pretrained agent. Default: sgqn.
         run: Your own agent: a run, a checkpoint or an exported agent.
         shift: The distracting scene. Default: the task's hardest shift.
         steps: Number of steps. Default: the whole episode, at most 250.
@@ -35,7 +36,10 @@ def demo(
     """
     from sgqn import demo as showing
 
-    path = f"pretrained:{task}/{agent}" if run is None else run
+    for option, value in (("--task", task), ("--agent", agent)):
+        if run is not None and value is not None:
+            raise InvalidValueError(f"{option} {value} is not for --run, whose task and agent are its own")
+    path = f"pretrained:{task or 'walker-walk'}/{agent or 'sgqn'}" if run is None else run
     with bars() as report:
         shown = showing.demo(path, out, shift, steps, seed, renderer, report)
     showing.show(shown)

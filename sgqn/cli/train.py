@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from sgqn.cli.command import command, has, literal, peek, run_tyro
+from sgqn.cli.command import check_target, command, has, literal, peek, run_tyro
 from sgqn.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def train() -> None:
 
 
 def _check(options: TrainOptions, args: list[str]) -> None:
+    check_target(options.out)
     if has(args, "--seeds"):
         for other in ("--resume", "--seed"):
             if has(args, other):

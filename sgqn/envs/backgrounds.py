@@ -226,15 +226,22 @@ def _as_list(indices: Ints) -> list[int]:
 
 
 def decode_clip(path: Path | str, size: Size, max_frames: int | None = None) -> Tensor:
-    """A video, at most its first `max_frames`: uint8 (frames, height, width, 3). Damaged parts are left out."""
+    """A video, at most its first `max_frames`: uint8 (frames, height, width, 3).
+
+    Damaged parts are left out. A video that is mostly damaged is refused.
+    """
     import av
 
     if problem := _file_problem(Path(path)):
         raise DataError(f"{path} {problem}")
     frames: list[Tensor] = []
+    bad = 0
     problem = "has no frame that can be decoded"
     try:
         for picture in _pictures(path):
+            if picture is None:
+                bad += 1
+                continue
             frames.append(_resize(picture, size))
             if len(frames) == max_frames:
                 break
@@ -242,6 +249,8 @@ def decode_clip(path: Path | str, size: Size, max_frames: int | None = None) -> 
         problem = f"is not a video that can be decoded, or is truncated ({error.strerror})"
     if not frames:
         raise DataError(f"{path} {problem}")
+    if bad > len(frames):
+        raise DataError(f"{path} is damaged: only {len(frames)} of its {len(frames) + bad} frames can be decoded")
     return torch.stack(frames)
 
 
@@ -251,8 +260,8 @@ def _file_problem(path: Path) -> str | None:
     return None if path.stat().st_size else "is empty (0 bytes)"
 
 
-def _pictures(path: Path | str) -> Iterator[NDArray[np.uint8]]:
-    """The frames of a video that can be decoded, as RGB arrays (H, W, 3)."""
+def _pictures(path: Path | str) -> Iterator[NDArray[np.uint8] | None]:
+    """The frames of a video as RGB arrays (H, W, 3); None for a part that cannot be decoded."""
     import av
     from av.video.reformatter import VideoReformatter
 
@@ -261,13 +270,16 @@ def _pictures(path: Path | str) -> Iterator[NDArray[np.uint8]]:
     with av.open(str(path), metadata_errors="ignore") as container:
         if not container.streams.video:
             raise DataError(f"{path} has no video stream")
+        if data.is_image(container.format.name):
+            raise DataError(f"{path} is an image, not a video")
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         for packet in container.demux(stream):
             try:
                 decoded = packet.decode()
             except av.FFmpegError:
-                continue  # a damaged part
+                yield None
+                continue
             for frame in decoded:
                 yield np.asarray(reformatter.reformat(frame, format="rgb24").to_ndarray(), np.uint8)
 

@@ -12,8 +12,8 @@ from sgqn.errors import InvalidValueError
 
 MAX_RENDERED = 4096
 """Largest width and height of rendered images."""
-MAX_SEED = 2**63 - 1
-"""Largest seed: torch's generators take a little more, and some are seeded with the numbers after it."""
+MAX_SEED = 2**32 - 1
+"""Largest seed: the benchmark draws starts and colours with NumPy's RandomState, which takes no larger one."""
 
 
 def check_seed(seed: SupportsInt) -> int:

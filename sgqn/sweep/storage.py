@@ -89,8 +89,7 @@ class Folder:
         folder = self.path / run.name
         if not (folder / run_folder.CONFIG).exists():
             return Progress(None, 0)
-        found = checkpoint.list_checkpoints(folder)
-        step = checkpoint.step_of(found[-1]) if found else 0
+        step = training.newest_step(folder)
         evaluations = run_folder.read_lines(folder / run_folder.EVALUATIONS)
         return Progress(run_folder.read_config(folder), step, training.complete(run.config, step, evaluations))
 

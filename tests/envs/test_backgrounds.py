@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from sgqn import data
 from sgqn.envs.backgrounds import (
@@ -23,6 +24,7 @@ from sgqn.envs.backgrounds import (
     open_backgrounds,
 )
 from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameError
+from tests.helpers import keep_frames
 
 SIZE = 20
 CLIP_FRAMES = 12
@@ -166,6 +168,20 @@ def test_a_damaged_end_leaves_the_frames_before_it(tmp_path: Path) -> None:
     clip = decode_clip(path, SIZE)
     assert 1 <= len(clip) <= 30
     assert torch.equal(clip[:8], whole[:8])
+
+
+def test_a_clip_that_is_mostly_damaged_is_refused(tmp_path: Path) -> None:
+    path = write_clip(tmp_path / "damaged.mp4", frames=750)
+    keep_frames(path, 18)
+    with pytest.raises(DataError, match=r"damaged\.mp4 is damaged: only 1[89] of its 7[45]\d frames can be decoded"):
+        decode_clip(path, SIZE)
+
+
+def test_an_image_is_not_a_clip(tmp_path: Path) -> None:
+    path = tmp_path / "image.mp4"
+    Image.new("RGB", (32, 32)).save(path, format="JPEG")
+    with pytest.raises(DataError, match="is an image, not a video"):
+        decode_clip(path, SIZE)
 
 
 # Which pictures are shown

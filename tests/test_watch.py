@@ -222,6 +222,12 @@ def test_bodies(served: Server) -> None:
     assert repr(form) in refused(served, 415, "POST", "/control", b"paused=true", Content_Type=form)
     for body in (b"", b"{", b"\xff", b'{"rho": 0.5', b"[" * 4000, b"{" * 4000):
         assert "not JSON" in refused(served, 400, "POST", "/control", body)
+    for depth in (11, 500, 1900):  # some of it can be parsed, but not be quoted
+        nested = b'{"rho": ' + b"[" * depth + b"]" * depth + b"}"
+        assert "the body is " in refused(served, 400, "POST", "/control", nested)
+        nested = b'{"a":' * min(depth, 650) + b"1" + b"}" * min(depth, 650)
+        assert "the body is " in refused(served, 400, "POST", "/control", nested)
+    assert "[[1]]" in refused(served, 400, "POST", "/control", b'{"rho": [[1]]}')
     for body in (b"[]", b"3", b"null", b'"shift"'):
         assert repr(body) in refused(served, 400, "POST", "/control", body)
     head = b"POST /control HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -317,6 +323,57 @@ def test_too_many_connections_are_turned_away(served: Server, monkeypatch: pytes
             stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
         assert status_of(raw(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")) == 503
     assert wait_for(lambda: ask(served, "GET", "/")[0] == 200)
+
+
+TRICKLES = {
+    "head": (b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"A"),
+    "first line": (b"", b"G"),
+    "body": (
+        b"POST /control HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4000\r\n\r\n",
+        b" ",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", TRICKLES)
+def test_slow_requests_do_not_keep_others_out(served: Server, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Connections that send a byte now and then are closed when their time is over, however many bytes come."""
+    monkeypatch.setattr(server, "REQUEST_TIME", 1.0)
+    begin, byte = TRICKLES[where]
+    with contextlib.ExitStack() as stack:
+        slow = []
+        for _ in range(server.MOST_CONNECTIONS):
+            slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", served.port))))
+            slow[-1].sendall(begin)
+        ended = threading.Event()
+
+        def trickle() -> None:
+            while not ended.wait(0.1):
+                for connection in slow:
+                    with contextlib.suppress(OSError):
+                        connection.sendall(byte)
+
+        trickling = threading.Thread(target=trickle)
+        trickling.start()
+        try:
+            began = time.monotonic()
+            assert wait_for(lambda: status_of(raw(served, b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")) == 200, 20)
+            assert time.monotonic() - began < 10
+        finally:
+            ended.set()
+            trickling.join()
+
+
+def test_one_connection_takes_many_requests(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is that of a request, not that of the connection."""
+    monkeypatch.setattr(server, "REQUEST_TIME", 0.5)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    with contextlib.closing(connection):
+        for _ in range(4):
+            connection.request("GET", "/style.css")
+            answer = connection.getresponse()
+            assert (answer.status, len(answer.read()) > 100) == (200, True)
+            time.sleep(0.2)
 
 
 def test_where_it_cannot_listen(served: Server) -> None:

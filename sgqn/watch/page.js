@@ -157,6 +157,7 @@ function addSecond() {
     element(id).after(copy);
   }
   element("charts").classList.add("pair");
+  element("main").classList.add("pair");
   fill(element("shown"), ["both", "first", "second"]);
   element("shown-label").hidden = false;
   for (const of of AGENTS) for (const id of ["name", "learning-of"]) element(id + of).hidden = false;
@@ -187,6 +188,7 @@ function choosePart() {
     const hidden = chosen !== "both" && chosen !== ["first", "second"][i];
     element(`agent${of}`).hidden = element(`learning${of}`).hidden = hidden;
   });
+  element("main").classList.toggle("pair", chosen === "both");
   drawEpisode();
   for (const of of AGENTS) drawLearning(of);
 }
@@ -276,6 +278,7 @@ function drawLearning(of) {
   const [learning, run] = ["learning", "run"].map((name) => state[name + of]);
   if (!learning || !run) return;
   const about = element(`learning-about${of}`);
+  element(`learning${of}`).classList.toggle("none", Boolean(learning.error));
   if (learning.error) return void (about.textContent = learning.error);
   const [done, all] = [learning.step, learning.steps].map((steps) => steps.toLocaleString("en"));
   about.textContent = `return by training step, ${done} of ${all} done`;

@@ -30,7 +30,7 @@ SMALL = [
     *("--task", "cartpole-swingup", "--preset", "tiny", "--quiet", "--device", "cpu", "--num-envs", "2"),
     *("--action-repeat", "50", "--image-size", "24", "--warmup-steps", "40", "--encoder-layers", "2"),
     *("--encoder-filters", "4", "--hidden-dim", "16", "--embedding-dim", "8", "--decoder-filters", "4", "4"),
-    *("--batch-size", "8", "--pictures", "16", "--pictures-renewed-every", "32", "--log-every", "10"),
+    *("--batch-size", "8", "--overlay-images", "16", "--overlay-images-renewed-every", "32", "--log-every", "10"),
     *("--evaluate-every", "100", "--evaluate-shifts", "train", "--checkpoint-every", "20", "--replay-capacity", "200"),
 ]
 

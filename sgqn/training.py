@@ -176,10 +176,10 @@ def _check_memory(config: TrainConfig) -> None:
     size, shown, settings = config.image_size, run_folder.render_size(config), config.settings
     batch, filters, hidden = (getattr(settings, name, 0) for name in ("batch_size", "encoder_filters", "hidden_dim"))
     layers, channels = getattr(settings, "encoder_layers", 0), 3 * config.frame_stack
-    pictures = config.pictures if AGENTS[config.agent].augments else 0
+    images = config.overlay_images if AGENTS[config.agent].augments else 0
     least = {
         "num_envs": config.num_envs * channels * shown**2,  # observations, in bytes
-        "pictures": pictures * 3 * size**2,
+        "overlay_images": images * 3 * size**2,
         "encoder_filters": 4 * 4 * 9 * filters**2 * max(0, layers - 1),  # weights, gradients, the optimizer's moments
         "hidden_dim": 4 * 4 * hidden**2,
         "batch_size": batch * (2 * channels * size**2 + 2 * layers * filters * (size // 4) ** 2),  # with activations
@@ -295,7 +295,7 @@ class Trainer:
         if entry.augments:
             name = getattr(config.settings, "augmentation", find_task(config.task).defaults.augmentation)
             if AUGMENTATIONS[name].needs_images:
-                self.bank = PictureBank(config.pictures, config.image_size, config.seed, self.device)
+                self.bank = PictureBank(config.overlay_images, config.image_size, config.seed, self.device)
             augmentation = make_augmentation(name, self.bank)
         self.agent = build_agent(
             config.agent, self.spec, config.settings, augmentation, seed=config.seed, device=self.device
@@ -319,7 +319,7 @@ class Trainer:
     @property
     def machine(self) -> dict[str, str]:
         """What this machine brings to the run: how it computes, and the overlay images if there are."""
-        images = {} if self.bank is None else {"pictures": self.bank.describe()}
+        images = {} if self.bank is None else {"overlay_images": self.bank.describe()}
         return {**self.backend.to_dict(), **images}
 
     def _patience(self) -> str:
@@ -419,7 +419,7 @@ class Trainer:
         self.logs.episodes(self.returns[over], solved)
         self.returns[over] = 0
         if self.bank is not None and self._passed(self._renewal):
-            self.bank.refresh(self.config.pictures // 16)
+            self.bank.refresh(self.config.overlay_images // 16)
         if self._passed(self.config.log_every):
             self._log()
         for callback in self.callbacks:
@@ -457,7 +457,7 @@ class Trainer:
     @property
     def _renewal(self) -> int:
         """Steps between two renewals of a sixteenth of the overlay crops."""
-        return max(1, self.config.pictures_renewed_every // 16)
+        return max(1, self.config.overlay_images_renewed_every // 16)
 
     def _passed(self, every: int) -> bool:
         """Whether the last iteration went over a multiple of `every`."""

@@ -73,7 +73,7 @@ def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) ->
     assert list(folder.glob("events.out.tfevents*"))
     config = json.loads((folder / run_folder.CONFIG).read_text())
     assert config["versions"]["mujoco"].startswith("3.17")
-    overlaid = {"pictures": "generated"} if AGENTS[agent].augments else {}
+    overlaid = {"overlay_images": "generated"} if AGENTS[agent].augments else {}
     assert config["machine"] == {"device": "CPU", "path": "eager", "precision": "fp32", "note": "", **overlaid}
     assert all(0 < line[training.COLLECTION] < 1 for line in metrics[2:])
 
@@ -486,7 +486,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(
         (["--images-every", "-1"], "images_every must be at least 0, not -1"),
         (["--evaluate-every", "-1"], "evaluate_every must be at least 0, not -1"),
         (["--agent", "drq", "--shift-pad", "24"], "shift_pad must be below image_size, which is 24, not 24"),
-        (["--pictures", "1000000000"], "pictures 1,000,000,000 needs at least 1,728 GB, this device has "),
+        (["--overlay-images", "1000000000"], "overlay_images 1,000,000,000 needs at least 1,728 GB, this device has "),
         (["--batch-size", "1000000000"], "choose a smaller --batch-size"),
         (["--hidden-dim", "1000000000"], "choose a smaller --hidden-dim"),
         (["--encoder-filters", "1000000000"], "choose a smaller --encoder-filters"),

@@ -217,6 +217,7 @@ def test_the_agents_of_the_readme(here: Path) -> None:
     assert (here / "runs" / "walker-walk" / "sgqn" / "1").is_dir()
 
 
+@pytest.mark.slow  # three runs
 def test_training_code(here: Path) -> None:
     names: dict[str, Any] = {}
     blocks = indented(ROOT / "docs" / "training.md")

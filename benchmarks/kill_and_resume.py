@@ -47,8 +47,8 @@ TASK = "gym:sgqn/Catch-v0"
 SMALL = [
     *("--task", TASK, "--preset", "tiny", "--quiet", "--device", "cpu", "--num-envs", "2", "--image-size", "24"),
     *("--warmup-steps", "16", "--encoder-layers", "2", "--encoder-filters", "4", "--hidden-dim", "16"),
-    *("--embedding-dim", "8", "--decoder-filters", "4", "4", "--batch-size", "8", "--pictures", "16"),
-    *("--pictures-renewed-every", "32", "--log-every", "8", "--images-every", "0", "--evaluate-every", "40"),
+    *("--embedding-dim", "8", "--decoder-filters", "4", "4", "--batch-size", "8", "--overlay-images", "16"),
+    *("--overlay-images-renewed-every", "32", "--log-every", "8", "--images-every", "0", "--evaluate-every", "40"),
     *("--evaluate-shifts", "train", "--checkpoint-every", "8", "--replay-capacity", "64"),
 ]
 WRITES = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")

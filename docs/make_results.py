@@ -187,7 +187,7 @@ def draw(names: Iterable[str], out: Path) -> None:
     names = list(names)
     plays = any(not name.endswith(".svg") for name in names)
     with tempfile.TemporaryDirectory() as folder:
-        report([RESULTS], folder, pictures=plays)
+        report([RESULTS], folder, images=plays)
         for name in names:
             (found,) = Path(folder).rglob(name)
             out.mkdir(parents=True, exist_ok=True)

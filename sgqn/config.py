@@ -65,9 +65,9 @@ class TrainConfig:
 
     replay_capacity: int = 500_000
     """Replay buffer size."""
-    pictures: int = 4096
+    overlay_images: int = 4096
     """Number of overlay images (random crops) in memory."""
-    pictures_renewed_every: int = 50_000
+    overlay_images_renewed_every: int = 50_000
     """Steps in which all overlay images are replaced by new ones."""
 
     log_every: int = 1000
@@ -112,7 +112,8 @@ class TrainConfig:
             if getattr(self, name) not in typing.get_args(choices):
                 raise UnknownNameError(name, getattr(self, name), typing.get_args(choices))
         positive = ("steps", "num_envs", "warmup_steps", "replay_capacity", "log_every", "checkpoint_every")
-        for name in (*positive, "pictures", "pictures_renewed_every", "keep_checkpoints", "evaluate_episodes"):
+        counted = ("overlay_images", "overlay_images_renewed_every", "keep_checkpoints", "evaluate_episodes")
+        for name in (*positive, *counted):
             if getattr(self, name) < 1:
                 raise InvalidValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
         for name in ("images_every", "evaluate_every"):
@@ -159,7 +160,7 @@ class TrainConfig:
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
         """The configuration that `to_dict` wrote, also after JSON has turned its tuples into lists."""
         try:
-            values = {name: _tupled(value) for name, value in values.items()}
+            values = {name: _tupled(value) for name, value in renamed(values).items()}
             settings = {name: _tupled(value) for name, value in values.pop("settings").items()}
             needed = values.pop("plugins", None)
             plugins.load(() if needed is None else plugins.checked(needed))
@@ -170,6 +171,18 @@ class TrainConfig:
             return cls(**values, settings=kind(**settings))
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise DataError(f"not a run's configuration: {line(error)}") from error
+
+
+RENAMED = {"pictures": "overlay_images", "pictures_renewed_every": "overlay_images_renewed_every"}
+"""Former names of options, which older files have."""
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under their current names."""
+    for old, new in RENAMED.items():
+        if old in values and new in values:
+            raise InvalidValueError(f"{old!r} is the former name of {new!r}: give one of them")
+    return {RENAMED.get(name, name): value for name, value in values.items()}
 
 
 def _tupled(value: Any) -> Any:
@@ -206,8 +219,8 @@ TINY: dict[str, Any] = {
     "warmup_steps": 120,
     "image_size": 48,
     "replay_capacity": 2000,
-    "pictures": 256,
-    "pictures_renewed_every": 1000,
+    "overlay_images": 256,
+    "overlay_images_renewed_every": 1000,
     "log_every": 100,
     "images_every": 300,
     "evaluate_every": 300,
@@ -250,6 +263,7 @@ def configure(options: Mapping[str, Any] | None = None, **more: Any) -> TrainCon
     configure(task="walker-walk", agent="sgqn", rho=0.9, steps=100_000)
     """
     given = {name.replace("-", "_"): _tupled(value) for name, value in {**(options or {}), **more}.items()}
+    given = renamed(given)
     base = preset(
         given.pop("preset", "paper"), given.pop("task", TrainConfig.task), given.pop("agent", TrainConfig.agent)
     )

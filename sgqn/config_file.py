@@ -11,7 +11,7 @@ from typing import Any
 
 from sgqn import plugins, reading
 from sgqn.agents import AGENTS
-from sgqn.config import TrainConfig, configure
+from sgqn.config import TrainConfig, configure, renamed
 from sgqn.errors import DataError, InvalidValueError, SgqnError
 from sgqn.run_folder import ABOUT_THE_MACHINE, CONFIG
 
@@ -55,7 +55,7 @@ def _options(path: Path) -> dict[str, Any]:
     if not isinstance(settings, dict) or not isinstance(needed, list):
         raise DataError(f"{path}: settings must be a table of options, and plugins a list of modules")
     plugins.load(plugins.checked(needed))
-    return {**options, **{name.replace("-", "_"): value for name, value in settings.items()}}
+    return renamed({**options, **{name.replace("-", "_"): value for name, value in settings.items()}})
 
 
 def _with_integers(options: dict[str, Any]) -> dict[str, Any]:

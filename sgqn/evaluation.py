@@ -61,7 +61,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The returns of an agent in one shift, and what made its pictures."""
+    """The returns of an agent in one shift, and what made its images."""
 
     task: str
     shift: str

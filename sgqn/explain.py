@@ -18,7 +18,7 @@ from sgqn.envs.checks import check_seed
 from sgqn.envs.families import check_shift, find_task
 from sgqn.errors import InvalidValueError
 from sgqn.files import written_atomically
-from sgqn.inspect import Episode, Images, Report, Subject, looks, play, video
+from sgqn.inspect import Episode, Images, Report, Subject, check_comparable, looks, play, video
 from sgqn.inspect.drawing import GREY, PALE, grey, inferno, overlaid, paste, text
 from sgqn.inspect.look import PERCENTILE
 
@@ -48,7 +48,7 @@ def explain(
     out = Path(out)
     _check(paths, out, methods, rhos, frames, seed)
     subjects = [Subject.load(path, device) for path in paths]
-    _check_comparable(subjects)
+    check_comparable(subjects)
     config = subjects[0].config
     chosen = [shift] if isinstance(shift, str) else list(shift or find_task(config.task).shifts[-1:])
     shifts = [check_shift(config.task, name) for name in dict.fromkeys(chosen)]
@@ -102,18 +102,6 @@ def _check(
     if frames is not None and frames < 1:
         raise InvalidValueError(f"frames must be at least 1, not {frames}")
     check_seed(seed)
-
-
-def _check_comparable(subjects: Sequence[Subject]) -> None:
-    first = subjects[0].config
-    for other in (subject.config for subject in subjects[1:]):
-        if other.task != first.task:
-            raise InvalidValueError(f"the runs are of different tasks, {first.task} and {other.task}: compare one task")
-        if other.episode_steps != first.episode_steps:
-            raise InvalidValueError(
-                f"the runs have different action repeats, with {first.episode_steps} and {other.episode_steps} steps "
-                "in an episode: compare runs of one action repeat"
-            )
 
 
 def _episodes(

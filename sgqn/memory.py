@@ -46,9 +46,9 @@ def least(config: TrainConfig) -> int:
         experience = capacity * (3 * shown**2 + 8 * (config.frame_stack + 1))
     else:
         experience = rollout * config.num_envs * (observation + 8 * getattr(settings, "epochs", 0))
-    pictures = config.pictures * frame if entry.augments else 0
+    images = config.overlay_images * frame if entry.augments else 0
     envs = config.num_envs * (observation + PER_ENVIRONMENT)
-    return envs + experience + pictures + PER_WEIGHT * _weights(config) + _batch(config)
+    return envs + experience + images + PER_WEIGHT * _weights(config) + _batch(config)
 
 
 def _weights(config: TrainConfig) -> int:

@@ -332,7 +332,7 @@ class Trainer:
         if entry.augments:
             name = getattr(config.settings, "augmentation", find_task(config.task).defaults.augmentation)
             if AUGMENTATIONS[name].needs_images:
-                self.bank = PictureBank(config.pictures, config.image_size, config.seed, self.device)
+                self.bank = PictureBank(config.overlay_images, config.image_size, config.seed, self.device)
             augmentation = make_augmentation(name, self.bank)
         self.agent = build_agent(
             config.agent, self.spec, config.settings, augmentation, seed=config.seed, device=self.device
@@ -356,7 +356,7 @@ class Trainer:
     @property
     def machine(self) -> dict[str, str]:
         """What this machine brings to the run: how it computes, and the overlay images if there are."""
-        images = {} if self.bank is None else {"pictures": self.bank.describe()}
+        images = {} if self.bank is None else {"overlay_images": self.bank.describe()}
         return {**self.backend.to_dict(), **images}
 
     def _patience(self) -> str:
@@ -456,7 +456,7 @@ class Trainer:
         self.logs.episodes(self.returns[over], solved)
         self.returns[over] = 0
         if self.bank is not None and self._passed(self._renewal):
-            self.bank.refresh(self.config.pictures // 16)
+            self.bank.refresh(self.config.overlay_images // 16)
         if self._passed(self.config.log_every):
             self._log()
         for callback in self.callbacks:
@@ -494,7 +494,7 @@ class Trainer:
     @property
     def _renewal(self) -> int:
         """Steps between two renewals of a sixteenth of the overlay crops."""
-        return max(1, self.config.pictures_renewed_every // 16)
+        return max(1, self.config.overlay_images_renewed_every // 16)
 
     def _passed(self, every: int) -> bool:
         """Whether the last iteration went over a multiple of `every`."""

@@ -25,8 +25,8 @@ MICRO = [
     *("--task", "cartpole-swingup", "--preset", "tiny", "--quiet", "--device", "cpu"),
     *("--steps", "60", "--warmup-steps", "20", "--num-envs", "2", "--action-repeat", "50", "--image-size", "24"),
     *("--encoder-layers", "2", "--encoder-filters", "4", "--hidden-dim", "16", "--embedding-dim", "8"),
-    *("--batch-size", "8", "--pictures", "16"),
-    *("--pictures-renewed-every", "32", "--log-every", "10", "--images-every", "20", "--evaluate-every", "30"),
+    *("--batch-size", "8", "--overlay-images", "16"),
+    *("--overlay-images-renewed-every", "32", "--log-every", "10", "--images-every", "20", "--evaluate-every", "30"),
     *("--evaluate-shifts", "train", "--checkpoint-every", "20", "--replay-capacity", "50"),
 ]
 """Options of `sgqn train` for a run of seconds."""

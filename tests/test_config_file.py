@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from sgqn import config_file, run_folder
+from sgqn import checkpoint, config_file, run_folder, training
 from sgqn.cli import main
 from sgqn.cli import train as command
-from sgqn.config import TrainConfig, configure, preset
+from sgqn.config import RENAMED, TrainConfig, configure, preset
+from sgqn.errors import SgqnError
 from tests.helpers import fails, tiny_config
 
 
@@ -95,3 +97,33 @@ def test_help_shows_the_files_values(toml: str, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         command.parse(["--config", toml, "--help"])
     assert "(default: 2000)" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- options that have been renamed
+
+
+def test_former_names_of_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "old.json").write_text('{"preset": "tiny", "pictures": 1e2, "pictures-renewed-every": 70}')
+    config = asked("--config", str(tmp_path / "old.json"))
+    assert (config.overlay_images, config.overlay_images_renewed_every) == (100, 70)
+    assert asked("--preset", "tiny", "--pictures", "100", "--pictures-renewed-every=70") == config
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: --pictures is now --overlay-images",
+        "warning: --pictures-renewed-every is now --overlay-images-renewed-every",
+    ]
+    assert configure(preset="tiny", pictures=100, overlay_images_renewed_every=70) == config
+    with pytest.raises(SgqnError, match="former name of 'overlay_images'"):
+        configure(pictures=100, overlay_images=100)
+
+
+def test_a_run_with_former_names_resumes(tmp_path: Path) -> None:
+    config = tiny_config("svea", steps=30, num_envs=2, warmup_steps=10, evaluate_every=0, images_every=0)
+    run = training.train(config, tmp_path, progress=False)
+    former = {new: old for old, new in RENAMED.items()}
+    values = json.loads((run / run_folder.CONFIG).read_text())
+    assert former.keys() <= values.keys()
+    old = {former.get(name, name): value for name, value in values.items()}
+    (run / run_folder.CONFIG).write_text(json.dumps(old))
+    assert run_folder.read_config(run) == config
+    training.resume(run, progress=False, steps=34)
+    assert checkpoint.step_of(checkpoint.find(run)) == 34

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.ndimage import binary_dilation
 
 from sgqn import demo as showing
 from sgqn import pretrained, run_folder
@@ -24,7 +25,7 @@ from sgqn.files import write_folder
 from sgqn.inspect import drawing
 from sgqn.pretrained.package import Package, pack
 from sgqn.saliency import measure
-from tests.helpers import TASK, fails, tiny_config
+from tests.helpers import TASK, fails, tiny_config, untrained_run
 from tests.pages import parse
 
 STEPS = 10
@@ -34,7 +35,7 @@ def packed(agent: str) -> Package:
     """An untrained agent with episodes of ten steps."""
     config = tiny_config(agent, {"rho": 0.9, "embedding_dim": 50, "decoder_filters": (16, 8)}, action_repeat=100)
     spec = run_folder.spec_of(config, 1)
-    weights = build_agent(agent, spec, config.settings, seed=1).state_dict()
+    weights = build_agent(agent, spec, config.settings, seed=1 + (agent == "sac")).state_dict()
     return Package(config, spec, 1000, pack(weights, config), {"returns": []})
 
 
@@ -64,7 +65,7 @@ def embedded(page: Path, kind: str) -> list[bytes]:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "demo"
     threads = torch.get_num_threads()
-    assert main(["demo", "--task", TASK, "--steps", "3", "--out", str(out)]) == 0
+    assert main(["demo", "--task", TASK, "--agent", "sgqn", "--steps", "3", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert torch.get_num_threads() == threads
     assert sorted(os.listdir(out)) == ["demo.webp", "index.html"]
@@ -78,7 +79,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "first 3 of 10 steps" in text
     assert f"sgqn evaluate pretrained:{TASK} --shift" in text
     (out / "index.html").write_text(text[:500])
-    assert main(["demo", "--task", TASK, "--steps", "1", "--out", str(out)]) == 0  # replaces it
+    assert main(["demo", "--task", TASK, "--agent", "sac", "--steps", "1", "--out", str(out)]) == 0  # replaces it
     assert "first 1 of 10 steps" in (out / "index.html").read_text()
 
 
@@ -97,10 +98,117 @@ def test_the_numbers_are_those_of_evaluate_and_saliency(shown: Demo) -> None:
         )
         numbers = scene.numbers
         assert numbers.score == pytest.approx(found.returns[0])
+        assert scene.episode.truth is not None
+        near = [binary_dilation(body.numpy(), np.ones((7, 7))) for body in scene.episode.truth.flatten(0, 1)]
+        assert numbers.near_rate == pytest.approx(np.mean(near), rel=1e-4)
         for name in ("base_rate", "mask_share"):
             assert getattr(numbers, name) == pytest.approx(found.means[name], rel=1e-4)
         assert numbers.agreement == pytest.approx(found.means["agreement_iou"], rel=1e-4)
-        assert 0 < numbers.base_rate < 0.5
+        assert 0 < numbers.base_rate < numbers.near_rate < 0.8
+        masks = scene.images.mask  # of the newest frames
+        shares = [(mask & body).sum() / mask.sum() for mask, body in zip(masks, near[2::3], strict=True)]
+        assert numbers.near_share == pytest.approx(np.mean(shares), abs=0.1)
+
+
+def test_the_parts_of_the_mask_off_the_body_add_up(shown: Demo) -> None:
+    found = showing.web.off_body(shown.agents[0], "sgqn")
+    parts = {name: int(found[name].removesuffix(" %")) for name in ("off", "near", "far")}
+    assert parts["near"] + parts["far"] == parts["off"]
+    assert parts["off"] == round(100 * (1 - shown.scenes[1].numbers.mask_share))
+    assert f"{found['off']} of the mask" in shown.page.read_text()
+
+
+def test_links_lead_to_the_paper_and_the_documentation(shown: Demo) -> None:
+    page, _ = parse(shown.page)
+    addresses = {link.text: link.attributes["href"] for link in page.all("a")}
+    assert addresses["Paper"] == "https://arxiv.org/abs/2209.09203"
+    docs = addresses["Documentation"]
+    assert docs.startswith("https:") or (shown.page.parent / docs).resolve().name == "demo.md"
+    assert docs.startswith("https:") or (shown.page.parent / docs).is_file()
+
+
+# ---------------------------------------------------------------- two agents
+
+
+@pytest.fixture(scope="module")
+def pair(registry: Path, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    both = [registry / TASK / agent for agent in ("sgqn", "sac")]
+    return demo(both, tmp_path_factory.mktemp("pair") / "demo", "video_hard", steps=6, seed=3)
+
+
+def test_two_agents_start_the_same_episodes(pair: Demo) -> None:
+    one, other = pair.agents
+    assert pair.names == ("sgqn", "sac")
+    for mine, theirs in zip(one.scenes, other.scenes, strict=True):
+        assert mine.shift == theirs.shift
+        assert torch.equal(mine.episode.seen[0], theirs.episode.seen[0])  # start and background
+        assert not torch.equal(mine.episode.actions[0], theirs.episode.actions[0])
+    # The background plays on in the same way, whatever the agents do: away from the body, the last frames are equal.
+    last, theirs = (agent.scenes[1].episode for agent in pair.agents)
+    assert last.truth is not None
+    assert theirs.truth is not None
+    away = ~(last.truth[-1, -1] | theirs.truth[-1, -1])
+    same = (last.seen[-1, -3:] == theirs.seen[-1, -3:]).all(dim=0)
+    assert float(same[away].float().mean()) > 0.8
+    assert not torch.equal(last.seen[-1], last.seen[0])
+
+
+def test_two_agents_are_next_to_each_other(pair: Demo) -> None:
+    frames = showing.Frames(pair)
+    frame = np.asarray(frames.draw(4))
+    assert frames.size == (2 * (2 * PANEL + GAP) + drawn.APART, TITLE + HEADER + 2 * (HEADER + PANEL))
+    for agent, left in zip(pair.agents, (0, 2 * PANEL + GAP + drawn.APART), strict=True):
+        for row, scene in enumerate(agent.scenes):
+            top = TITLE + HEADER + row * (HEADER + PANEL) + HEADER
+            seen = scene.images.observation[4]
+            for column, image in enumerate((seen, drawing.overlaid(seen, scene.images.mask[4]))):
+                x = left + column * (PANEL + GAP)
+                true = np.asarray(Image.fromarray(image).resize((PANEL, PANEL), Image.Resampling.NEAREST))
+                assert np.array_equal(frame[top : top + PANEL, x : x + PANEL], true)
+
+
+def test_the_page_of_two_agents(pair: Demo) -> None:
+    page, troubles = parse(pair.page)
+    assert troubles == []
+    body = [
+        tuple(cell.text for cell in row.all() if cell.tag in ("th", "td")) for row in page.all("tbody")[0].all("tr")
+    ]
+    assert body == showing.table(pair)
+    scores = [f"{scene.numbers.score:.0f}" for agent in pair.agents for scene in agent.scenes]
+    assert body[0] == ("return, first 6 of 10 steps", *scores)
+    assert body[-1][3:] == ("none", "none")  # SAC has no decoder
+    commands = page.all("pre")[0].text
+    assert f"sgqn watch {pair.agents[0].source} {pair.agents[1].source}" in commands
+    assert len(page.all("img")) == 2 * 5 + 2 * 4
+
+
+def test_the_packaged_agents_of_a_task_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert showing.packaged(TASK) == [f"pretrained:{TASK}/sgqn", f"pretrained:{TASK}/sac"]
+    assert main(["demo", "--task", TASK, "--steps", "1", "--out", str(tmp_path)]) == 0
+    assert re.search(r"sgqn +sgqn +sac +sac", capsys.readouterr().out)
+    commands = parse(tmp_path / "index.html")[0].all("pre")[0].text
+    assert f"sgqn watch pretrained:{TASK} pretrained:{TASK}/sac" in commands
+    assert showing.packaged("walker-walk") == ["pretrained:walker-walk"]
+
+
+def test_agents_of_one_name_are_told_apart(registry: Path, tmp_path: Path) -> None:
+    path = registry / TASK / "sac"
+    assert demo([path, path], tmp_path, "video_easy", steps=1).names == (str(path), str(path))
+
+
+def test_agents_that_cannot_be_compared(
+    registry: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = str(registry / TASK / "sac")
+    other = str(untrained_run(tmp_path / "other", tiny_config(task="walker-walk", action_repeat=100), action_dim=6))
+    slower = str(untrained_run(tmp_path / "slower", tiny_config(action_repeat=50)))
+    assert "different tasks, cartpole-swingup and walker-walk" in fails(capsys, "demo", "--run", path, other)
+    assert "different action repeats" in fails(capsys, "demo", "--run", path, slower)
+    assert "not 3" in fails(capsys, "demo", "--run", path, path, path)
+    assert "--task" in fails(capsys, "demo", "--run", path, "--task", TASK)
+    assert "--agent" in fails(capsys, "demo", "--run", path, "--agent", "sac")
+    assert sorted(os.listdir(tmp_path)) == ["other", "slower"]
 
 
 def test_the_table_has_the_numbers(shown: Demo) -> None:
@@ -116,8 +224,9 @@ def test_the_table_has_the_numbers(shown: Demo) -> None:
 
 def test_the_page_needs_nothing_else(shown: Demo) -> None:
     text = shown.page.read_text()
-    assert not re.search(r"https?:|<script|<link|@import|url\(", text)
-    sources = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert not re.search(r"<script|<link|@import|url\(", text)
+    assert not re.search(r"https?:", re.sub(r'<a href="[^"]*">', "", text))  # links are followed by readers only
+    sources = re.findall(r'src="([^"]*)"', text)
     assert len(sources) == 11  # a video, and five strips for each scene
     assert all(source.startswith("data:") for source in sources)
     assert "1,000 training steps, seed 0" in text
@@ -199,6 +308,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     good = ("demo", "--task", TASK)
     there = f"there are {TASK}/sac, {TASK}"
     assert there in fails(capsys, "demo")
+    assert there in fails(capsys, "demo", "--task", "walker-wlk")
     assert there in fails(capsys, *good, "--agent", "svea")
     assert "no such folder" in fails(capsys, "demo", "--run", "runs/none")
     assert "did you mean 'video_hard'" in fails(capsys, *good, "--shift", "video_hart")

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import shlex
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 
 import sgqn.agents.sgqn
-from sgqn import pretrained
+import sgqn.config_file
+from sgqn import pretrained, run_folder
 from sgqn.agents import AGENTS
 from sgqn.augmentations import center_crop
+from sgqn.cli.command import COMMANDS, Parser
+from sgqn.registry import import_submodules
+from sgqn.sweep.plan import plan
 from tests.agents.small import batch_for, small
 from tests.helpers import MICRO, tiny_config, untrained_run
 
@@ -154,3 +161,126 @@ def test_environments_code(section: str, library: str) -> None:
     exec(block, names)
     if "image" in names:
         assert names["image"].shape == (360, 480, 3)
+
+
+# ---------------------------------------------------------------- the README, and commands of all pages
+
+
+def indented(page: Path) -> list[str]:
+    """The indented blocks of a page, without its fenced ones."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    return [textwrap.dedent(block) for block in re.findall(r"(?:^|\n\n)((?: {4}[^\n]*\n|\n(?= {4}))+)", text)]
+
+
+def changed(block: str, **written: str) -> str:
+    """The block with smaller sizes; each must be there."""
+    for old, new in written.items():
+        assert old in block, old
+        block = block.replace(old, new)
+    return block
+
+
+def test_the_environments_of_the_readme() -> None:
+    (block,) = [block for block in indented(ROOT / "README.md") if "sgqn.make(" in block]
+    names: dict[str, Any] = {}
+    exec(changed(block, **{"num_envs=16": "num_envs=2, num_workers=0"}), names)
+    assert names["obs"].shape == (9, 84, 84)
+    assert names["info"]["mask"].shape == (3, 84, 84)
+    assert names["envs"].reset()[0].shape == (2, 9, 84, 84)
+    names["envs"].close()
+    names["env"].close()
+
+
+def test_the_agents_of_the_readme(here: Path) -> None:
+    names = {**run_for(here, "sgqn"), "sgqn": sgqn, "my_policy": lambda obs: torch.zeros(len(obs), 6).numpy()}
+    names["q"], names["attribution"] = (lambda obs, action: obs.float().flatten(1).sum(1, keepdim=True)), names["obs"]
+    (block,) = [block for block in indented(ROOT / "README.md") if "sgqn.record" in block]
+    small = "image_size=24, action_repeat=250, num_workers=0"
+    block = changed(
+        block,
+        **{
+            'shift="video_hard", episodes=30, seed=0)': f'shift="video_hard", episodes=1, seed=0, {small})',
+            '(my_policy, "walker-walk")': f'(my_policy, "walker-walk", episodes=1, {small})',
+            'name="mine", task="walker-walk")': 'name="mine", task="walker-walk", shifts=["train"], episodes=1, '
+            "image_size=24, action_repeat=250)",
+            'measure(agent, "walker-walk", shift="video_hard")': 'measure(agent, "walker-walk", shift="video_hard", '
+            "episodes=1, num_workers=0, action_repeat=250, curves=False)",
+            'sgqn.configure(task="walker-walk"), callbacks=[...]': "config, callbacks=[]",
+        },
+    )
+    sizes = {"steps": 12, "num_envs": 2, "warmup_steps": 8, "evaluate_every": 0, "images_every": 0}
+    names["config"] = tiny_config(task="walker-walk", seed=1, **{**sizes, "action_repeat": 250})
+    exec(block, names)
+    assert names["mask"].shape == names["obs"].shape
+    assert names["scores"].episodes == 1
+    assert (here / "runs" / "walker-walk" / "mine").is_dir()
+    assert (here / "runs" / "walker-walk" / "sgqn" / "1").is_dir()
+
+
+@pytest.mark.slow  # three runs
+def test_training_code(here: Path) -> None:
+    names: dict[str, Any] = {}
+    blocks = indented(ROOT / "docs" / "training.md")
+    toml, loop, callback = (block for block in blocks if re.search(r"(?m)^\w+ =|^class", block))
+    (here / "mine.toml").write_text(toml)
+    assert sgqn.config_file.read(here / "mine.toml").settings.rho == 0.9
+    sizes = "steps=8, warmup_steps=6, num_envs=2, action_repeat=250, image_size=24, images_every=0, evaluate_every=0, "
+    sizes += "encoder_layers=2, encoder_filters=4, hidden_dim=16, embedding_dim=8, decoder_filters=(4, 4), "
+    exec(changed(loop, **{"seed=0,": f"seed=0, {sizes}", "steps=1200": "steps=10"}), names)
+    assert names["folder"] == Path("runs/cartpole-swingup/sgqn/0")
+    names["config"] = dataclasses.replace(names["config"], seed=1)
+    exec(callback, names)
+    assert Path("runs/cartpole-swingup/sgqn/1").is_dir()
+
+
+def test_the_file_of_the_sweeps_page(here: Path) -> None:
+    (block,) = [block for block in indented(ROOT / "docs" / "sweeps.md") if block.startswith("task =")]
+    runs = plan(tomllib.loads(changed(block, **{'["sgqn", "svea"]': '["sgqn", "sgdrqv2"]'})))
+    assert len(runs) == 2 * 2 * 3 * 2 + 1
+    assert runs[-1].config.agent == "sac"
+
+
+def test_names_of_the_environments_page() -> None:
+    (block,) = [block for block in indented(ROOT / "docs" / "environments.md") if "all_tasks" in block]
+    exec(block, names := {"sgqn": sgqn})
+    assert names["task"].shifts[0] == "train"
+    first = next(block for block in indented(ROOT / "docs" / "environments.md") if "make_vec" in block)
+    names |= {"gymnasium": gymnasium}
+    exec(
+        changed(first, **{'num_envs=16, shift="train"': 'num_envs=1, num_workers=0, shift="train"', "cuda": "cpu"}),
+        names,
+    )
+    for env in (names["env"], names["envs"]):
+        env.close()
+
+
+def test_pretrained_code() -> None:
+    blocks = indented(ROOT / "docs" / "pretrained.md")
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("agent = ")]
+    exec("\n".join(lines), names := {"sgqn": sgqn})
+    assert names["agent"].predicts_masks
+
+
+def commands_of(page: Path) -> list[str]:
+    """The `sgqn` command lines of a page's code blocks."""
+    text = page.read_text()
+    blocks = [*indented(page), *re.findall(r"(?ms)^```\w*\n(.*?)^```", text)]
+    lines = [line for block in blocks for line in block.splitlines()]
+    found = (re.match(r"(?:.* && )?(?:\.venv/bin/)?(sgqn (?:-|[a-z]).*?)(?:\s+#.*)?$", line) for line in lines)
+    return [match[1] for match in found if match]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "notes" not in page.parts], ids=lambda page: page.name)
+def test_commands_of_the_docs_are_understood(page: Path, here: Path) -> None:
+    """Their names, options and values, as far as they can be checked without running them."""
+    import_submodules("sgqn.cli")
+    (here / "mine.toml").write_text("steps = 1000\n")
+    run = here / "runs" / "walker-walk" / "sgqn" / "0"
+    run.mkdir(parents=True)
+    run_folder.write_config(run, tiny_config(task="walker-walk"))
+    for line in commands_of(page):
+        args = shlex.split(line)[1:]
+        if re.search(r"--plugin|--help|gym:|--(?:task|agent) [A-Z]|\[|\.\.\.", line) or page.name == "extend.md":
+            continue  # needs modules, which tests/test_plugins.py and the test of gym.md have, or is a form to fill in
+        words = 2 if " ".join(args[:2]) in COMMANDS else 1
+        assert Parser(" ".join(args[:words])).call(args[words:]), line

@@ -46,7 +46,7 @@ def config_of(agent: str, **changes: Any) -> TrainConfig:
     values = {**SMALL, "decoder_filters": (4, 4)}
     tiny = replace(preset("tiny", TASK, agent), settings=settings_for(agent, TASK, **values), image_size=24)
     options = {"steps": 60, "warmup_steps": 16, "num_envs": 2, "log_every": 10, "evaluate_every": 0, "images_every": 20}
-    return replace(tiny, **{**options, "checkpoint_every": 20, "pictures": 16, "renderer": "warp", **changes})
+    return replace(tiny, **{**options, "checkpoint_every": 20, "overlay_images": 16, "renderer": "warp", **changes})
 
 
 @pytest.mark.parametrize("agent", ["discrete", "dqn", "sgdqn"])

@@ -19,7 +19,7 @@ BILLION = "1000000000"
 @pytest.mark.parametrize(
     "options",
     [
-        ["--pictures", BILLION],
+        ["--overlay-images", BILLION],
         ["--hidden-dim", BILLION],
         ["--encoder-filters", BILLION],
         ["--embedding-dim", BILLION],

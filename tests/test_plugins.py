@@ -21,7 +21,7 @@ PAGE = Path(sgqn.__file__).parent.parent / "docs" / "extend.md"
 SMALL = [
     *("--quiet", "--device", "cpu", "--steps", "48", "--num-envs", "2", "--warmup-steps", "8"),
     *("--image-size", "24", "--evaluate-every", "48", "--checkpoint-every", "24", "--log-every", "8"),
-    *("--images-every", "16", "--pictures", "16"),
+    *("--images-every", "16", "--overlay-images", "16"),
 ]
 NETWORKS = ["--encoder-layers", "2", "--encoder-filters", "4", "--hidden-dim", "16", "--decoder-filters", "4", "4"]
 

@@ -209,7 +209,7 @@ def test_it_stands_in_charts_of_scores_but_has_no_curve(runs: Path) -> None:
 def test_a_report_of_nothing_else(runs: Path) -> None:
     document = build(find_runs(runs / TASK / "mine"))
     assert "unknown" in str(document)
-    assert main(["report", str(runs), "--out", str(runs / "report"), "--no-pictures"]) == 0
+    assert main(["report", str(runs), "--out", str(runs / "report"), "--no-images"]) == 0
     page = (runs / "report" / "report.md").read_text()
     assert "unknown for mine" in page
     assert re.search(r"\| cartpole-swingup \| mine \| 0 \| unknown \| video_hard \|", page)

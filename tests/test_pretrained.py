@@ -318,7 +318,7 @@ def test_a_kept_run_finds_its_agent_in_the_package(
     assert find_runs(trained["sgqn"]).runs[0].weights == checkpoint.find(trained["sgqn"])
     assert find_runs(kept).runs[0].weights == packaged
     assert main(["report", str(kept), "--shift", "train", "--out", str(tmp_path / "report")]) == 0
-    assert (tmp_path / "report" / "pictures" / "look-cartpole-swingup-train.png").exists()
+    assert (tmp_path / "report" / "images" / "look-cartpole-swingup-train.png").exists()
     # An agent of other settings, or of a step that the run has left behind, is not this run's.
     config = json.loads((kept / run_folder.CONFIG).read_text())
     (kept / run_folder.CONFIG).write_text(json.dumps({**config, "seed": 1}))

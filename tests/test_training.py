@@ -80,7 +80,7 @@ def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) ->
     assert list(folder.glob("events.out.tfevents*"))
     config = json.loads((folder / run_folder.CONFIG).read_text())
     assert config["versions"]["mujoco"].startswith("3.17")
-    overlaid = {"pictures": "generated"} if AGENTS[agent].augments else {}
+    overlaid = {"overlay_images": "generated"} if AGENTS[agent].augments else {}
     assert config["machine"] == {"device": "CPU", "path": "eager", "precision": "fp32", "note": "", **overlaid}
     assert all(0 < line[training.COLLECTION] < 1 for line in metrics[2:])
 

@@ -35,7 +35,7 @@ from sgqn.results.runs import find_runs
 from sgqn.watch import learning, server, session
 from sgqn.watch.learning import follow, thinned
 from sgqn.watch.looker import Looker
-from sgqn.watch.player import Player
+from sgqn.watch.player import Actor, Player
 from sgqn.watch.server import Server
 from sgqn.watch.session import Session, Settings
 from tests.helpers import TASK, fails, tiny_config, untrained_run
@@ -222,6 +222,12 @@ def test_bodies(served: Server) -> None:
     assert repr(form) in refused(served, 415, "POST", "/control", b"paused=true", Content_Type=form)
     for body in (b"", b"{", b"\xff", b'{"rho": 0.5', b"[" * 4000, b"{" * 4000):
         assert "not JSON" in refused(served, 400, "POST", "/control", body)
+    for depth in (11, 500, 1900):  # some of it can be parsed, but not be quoted
+        nested = b'{"rho": ' + b"[" * depth + b"]" * depth + b"}"
+        assert "the body is " in refused(served, 400, "POST", "/control", nested)
+        nested = b'{"a":' * min(depth, 650) + b"1" + b"}" * min(depth, 650)
+        assert "the body is " in refused(served, 400, "POST", "/control", nested)
+    assert "[[1]]" in refused(served, 400, "POST", "/control", b'{"rho": [[1]]}')
     for body in (b"[]", b"3", b"null", b'"shift"'):
         assert repr(body) in refused(served, 400, "POST", "/control", body)
     head = b"POST /control HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -319,6 +325,57 @@ def test_too_many_connections_are_turned_away(served: Server, monkeypatch: pytes
     assert wait_for(lambda: ask(served, "GET", "/")[0] == 200)
 
 
+TRICKLES = {
+    "head": (b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"A"),
+    "first line": (b"", b"G"),
+    "body": (
+        b"POST /control HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4000\r\n\r\n",
+        b" ",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", TRICKLES)
+def test_slow_requests_do_not_keep_others_out(served: Server, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Connections that send a byte now and then are closed when their time is over, however many bytes come."""
+    monkeypatch.setattr(server, "REQUEST_TIME", 1.0)
+    begin, byte = TRICKLES[where]
+    with contextlib.ExitStack() as stack:
+        slow = []
+        for _ in range(server.MOST_CONNECTIONS):
+            slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", served.port))))
+            slow[-1].sendall(begin)
+        ended = threading.Event()
+
+        def trickle() -> None:
+            while not ended.wait(0.1):
+                for connection in slow:
+                    with contextlib.suppress(OSError):
+                        connection.sendall(byte)
+
+        trickling = threading.Thread(target=trickle)
+        trickling.start()
+        try:
+            began = time.monotonic()
+            assert wait_for(lambda: status_of(raw(served, b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")) == 200, 20)
+            assert time.monotonic() - began < 10
+        finally:
+            ended.set()
+            trickling.join()
+
+
+def test_one_connection_takes_many_requests(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is that of a request, not that of the connection."""
+    monkeypatch.setattr(server, "REQUEST_TIME", 0.5)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    with contextlib.closing(connection):
+        for _ in range(4):
+            connection.request("GET", "/style.css")
+            answer = connection.getresponse()
+            assert (answer.status, len(answer.read()) > 100) == (200, True)
+            time.sleep(0.2)
+
+
 def test_where_it_cannot_listen(served: Server) -> None:
     for host, port, reason in (
         ("127.0.0.1", served.port, f"port {served.port} .*choose another --port"),
@@ -355,6 +412,12 @@ def cropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return untrained_run(tmp_path_factory.mktemp("soda"), tiny_config("soda", steps=24))
 
 
+@pytest.fixture(scope="module")
+def another(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another agent of the task, without a decoder."""
+    return untrained_run(tmp_path_factory.mktemp("svea"), tiny_config("svea", steps=24, seed=1))
+
+
 @pytest.fixture
 def own(folder: Path, tmp_path: Path) -> Path:
     """A copy of the run, to be changed."""
@@ -362,28 +425,33 @@ def own(folder: Path, tmp_path: Path) -> Path:
 
 
 class Live:
-    """A run at play in threads of its own; `see` asks for news as a page does."""
+    """Runs at play in threads of their own; `see` asks for news as a page does."""
 
-    def __init__(self, path: Path, settings: Settings = START):
+    def __init__(self, path: Path, settings: Settings = START, other: Path | None = None):
         self.session = Session(settings, TASK)
-        self.looker = Looker(self.session)
-        self.path, self.version, self.parts = path, 0, dict[str, Any]()
+        self.paths = [path] if other is None else [path, other]
+        self.lookers = [Looker(self.session, number) for number in range(len(self.paths))]
+        self.version, self.parts = 0, dict[str, Any]()
         self.simulation = threading.Thread(target=self._play, daemon=True)
 
     def __enter__(self) -> Live:
-        self.looker.start()
+        for looker in self.lookers:
+            looker.start()
         self.simulation.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.session.stop()
-        for thread in (self.looker, self.simulation):
+        for thread in (*self.lookers, self.simulation):
             thread.join(20)
             assert not thread.is_alive()
-        assert self.player._env is None  # closed
+        assert all(actor.closed for actor in self.player.actors)
 
     def _play(self) -> None:
-        self.player = Player(self.path, Subject.load(self.path), self.session, self.looker)
+        shown = enumerate(zip(self.paths, self.lookers, strict=True))
+        subjects = [Subject.load(path) for path in self.paths]
+        actors = [Actor(path, subjects[i], self.session, looker, number=i) for i, (path, looker) in shown]
+        self.player = Player(self.session, actors)
         self.player.run()
 
     def see(
@@ -466,6 +534,45 @@ def test_an_agent_without_a_decoder_that_crops(cropping: Path) -> None:
     assert shown["frame"]["predicted"] is None
     assert {picture(shown["frame"][name]).shape for name in ("observation", "body")} == {(24, 24, 3)}
     assert picture(shown["look"]["mask"]).shape == (24, 24, 3)
+
+
+def test_two_agents_play_the_same_episodes(folder: Path, another: Path) -> None:
+    """Each as it would alone, step by step together."""
+    alone = {number: play(Subject.load(path), "video_easy", seed=2) for number, path in ((1, folder), (2, another))}
+    assert alone[1].rewards.tolist() != alone[2].rewards.tolist()
+    with Live(folder, dataclasses.replace(START, shift="video_easy", seed=2, paused=True), another) as live:
+        first = live.see(lambda parts: parts["frame"]["step"] == 0 and parts["frame2"]["step"] == 0)
+        assert (first["run"]["agent"], first["run2"]["agent"]) == ("sgqn", "svea")
+        assert first["frame"]["observation"] == first["frame2"]["observation"]  # the same start, the same background
+        live.session.control({"step": True})
+        shown = live.see(lambda parts: parts["frame2"]["step"] == 1 and parts["look2"]["step"] == 1)
+        assert shown["frame"]["step"] == 1
+        assert shown["frame2"]["predicted"] is None
+        agent, (obs, action) = Subject.load(another).agent, (alone[2].seen[1:2], alone[2].actions[1:2])
+        heat = attribution.guided_backprop(agent.value, obs, action)[0, -3:].abs().amax(dim=0).numpy()
+        newest = obs[0, -3:].permute(1, 2, 0).numpy()
+        assert np.array_equal(picture(shown["frame2"]["observation"]), newest)
+        kept = heat >= np.quantile(heat, shown["look2"]["rho"])
+        assert np.array_equal(picture(shown["look2"]["mask"]), drawing.overlaid(newest, kept))
+        live.session.control({"paused": False})
+        over = live.see(lambda parts: parts["frame"]["over"] and parts["frame2"]["over"])
+        for part, number in (("frame", 1), ("frame2", 2)):
+            assert over[part]["rewards"] == pytest.approx(alone[number].rewards.tolist(), abs=1e-6)
+        live.see(lambda parts: parts["frame"]["episode"] == parts["frame2"]["episode"] == 1)
+
+
+def test_the_episode_lasts_as_long_as_the_longer_one(tmp_path: Path) -> None:
+    """Where an episode ends depends on the agent."""
+    task = "gym:tests.envs.gym_envs:Slide-v0"
+    runs = [
+        untrained_run(tmp_path / str(seed), tiny_config(task=task, action_repeat=2, seed=seed), action_dim=2)
+        for seed in range(2)
+    ]
+    lengths = [len(play(Subject.load(run), "train", seed=0).rewards) for run in runs]
+    with Live(runs[0], START, runs[1]) as live:
+        over = live.see(lambda parts: parts["frame"]["over"] and parts["frame2"]["over"])
+        assert [over["frame"]["step"], over["frame2"]["step"]] == lengths
+        assert over["frame"]["episode"] == over["frame2"]["episode"]
 
 
 def test_a_task_without_masks(tmp_path: Path) -> None:
@@ -597,7 +704,7 @@ def test_every_method_works_beside_the_simulation(folder: Path) -> None:
 def test_only_methods_that_can_run_are_offered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def methods(start: Settings = START) -> list[str]:
         session = Session(start, TASK)
-        Player(folder, Subject.load(folder), session, Looker(session), "warp").close()
+        Actor(folder, Subject.load(folder), session, Looker(session), "warp").close()
         offered: list[str] = session.news(0, 0)[1]["run"]["methods"]
         return offered
 
@@ -696,10 +803,19 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
         port = str(taken.getsockname()[1])
         assert f"port {port}" in fails(capsys, "watch", good, "--port", port)
     assert "RUN" in fails(capsys, "watch")
+    assert "not 3" in fails(capsys, "watch", good, good, good)
+    other = untrained_run(tmp_path / "other", tiny_config(task="walker-walk"), action_dim=6)
+    assert "different tasks, cartpole-swingup and walker-walk" in fails(capsys, "watch", good, str(other))
+    slower = untrained_run(tmp_path / "slower", tiny_config(action_repeat=100))
+    assert "different action repeats" in fails(capsys, "watch", good, str(slower))
 
 
 class FakePlayer:
     subject = Subject(None, TrainConfig(), 5)  # type: ignore[arg-type]
+
+    @property
+    def actors(self) -> list[FakePlayer]:
+        return [self]
 
 
 def test_others_are_warned_of() -> None:
@@ -845,6 +961,38 @@ def test_the_page_on_a_telephone(browser: Any, cropping: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == 420
         assert page.inner_text("#predicted-none") == "this agent has no decoder"
         assert page.is_visible("#predicted-none")
+        assert wrong == []
+
+
+@pytest.mark.parametrize("width", [420, 1280])
+def test_the_page_of_two_agents(browser: Any, folder: Path, another: Path, width: int) -> None:
+    with (
+        Live(folder, dataclasses.replace(START, paused=True), another) as live,
+        serving(live.session) as made,
+        opened(browser, made, viewport={"width": width, "height": 800}) as (page, wrong),
+    ):
+        for number, name in enumerate(("", "2")):
+            follow(None, live.session, number=number)
+            for image in ("observation", "attribution", "mask", "body"):
+                in_page(page, f"document.getElementById('{image}{name}').naturalWidth === 24")
+        assert page.inner_text("#title") == "sgqn and svea on cartpole-swingup"
+        assert [page.inner_text(f"#name{name}") for name in ("", "2")] == ["sgqn", "svea"]
+        assert page.get_attribute("#observation", "src") == page.get_attribute("#observation2", "src")
+        page.click("#step")
+        in_page(page, "state.frame.step === 1 && state.frame2.step === 1")
+        in_page(page, "document.querySelectorAll('#value-chart path').length === 2")
+        assert page.is_visible("#predicted-none2")
+        assert not page.is_visible("#predicted-none")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+        page.select_option("#shown", "second")
+        assert [page.is_visible(f"#agent{name}") for name in ("", "2")] == [False, True]
+        assert [page.is_visible(f"#learning{name}") for name in ("", "2")] == [False, True]
+        in_page(page, "document.querySelectorAll('#value-chart path').length === 1")
+        page.select_option("#shown", "first")
+        assert [page.is_visible(f"#agent{name}") for name in ("", "2")] == [True, False]
+        page.select_option("#shown", "both")
+        assert [page.is_visible(f"#agent{name}") for name in ("", "2")] == [True, True]
         assert wrong == []
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 from sgqn.cli.command import Renderer, Shift, bars, command
 from sgqn.errors import InvalidValueError
 
+TASK = "walker-walk"
+
 
 @command("demo", order=8)
 def demo(
     task: str | None = None,
-    agent: str | None = None,
-    run: Path | None = None,
+    agent: tuple[str, ...] = (),
+    run: tuple[Path, ...] = (),
     shift: Shift | None = None,
     steps: int | None = None,
     out: Path = Path("demo"),
@@ -21,13 +23,13 @@ def demo(
 ) -> None:
     """Show a trained agent in the clean scene and in a distracting one, and where it looks.
 
-    Needs no data and no GPU. Prints a table, and writes a self-contained web page, index.html, and an animation,
-    demo.webp, to a folder.
+    Two agents of one task play the same episodes next to each other. Needs no data and no GPU. Prints a table, and
+    writes a self-contained web page, index.html, and an animation, demo.webp, to a folder.
 
     Args:
-        task: Task of the pretrained agent; `sgqn pretrained` lists them. Default: walker-walk.
-        agent: Name of the pretrained agent. Default: sgqn.
-        run: Your own agent: a run, a checkpoint or an exported agent.
+        task: Task of the pretrained agents; `sgqn pretrained` lists them. Default: walker-walk.
+        agent: Names of one or two pretrained agents. Default: SGQN, next to another agent of the task if there is one.
+        run: One or two agents of your own: runs, checkpoints, exported agents, or names such as pretrained:walker-walk.
         shift: The distracting scene. Default: the task's hardest shift.
         steps: Number of steps. Default: the whole episode, at most 250.
         out: Output folder.
@@ -36,10 +38,11 @@ def demo(
     """
     from sgqn import demo as showing
 
-    for option, value in (("--task", task), ("--agent", agent)):
-        if run is not None and value is not None:
-            raise InvalidValueError(f"{option} {value} is not for --run, whose task and agent are its own")
-    path = f"pretrained:{task or 'walker-walk'}/{agent or 'sgqn'}" if run is None else run
+    if run and (task or agent):
+        other = "--task" if task else "--agent"
+        raise InvalidValueError(f"{other} chooses pretrained agents and --run your own: use one of them")
+    task = task or TASK
+    named = [f"pretrained:{task}/{name}" for name in agent] or showing.packaged(task)
     with bars() as report:
-        shown = showing.demo(path, out, shift, steps, seed, renderer, report)
+        shown = showing.demo(run or named, out, shift, steps, seed, renderer, report)
     showing.show(shown)

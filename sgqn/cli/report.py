@@ -21,7 +21,7 @@ def report(
     out: Path = Path("report"),
     shift: tuple[Shift, ...] = (),
     saliency: Flag = False,
-    no_pictures: Flag = False,
+    no_images: Flag = False,
     seed: int = 0,
     renderer: Renderer = "auto",
     device: str = "cpu",
@@ -35,14 +35,14 @@ def report(
         out: Output folder: new, empty, or with an earlier report, which is replaced.
         shift: Shifts of the gallery and of --saliency. Default: the training scene and the hardest evaluated shift.
         saliency: Measure saliency where it is not recorded yet. Takes minutes.
-        no_pictures: Skip the gallery of images, which needs checkpoints.
+        no_images: Skip the gallery of images, which needs checkpoints.
         seed: Seed of the episodes in the gallery and of --saliency.
         renderer: Renderer; gl draws the benchmark's own pixels.
         device: Device to run the networks on.
     """
     from sgqn.results.report import report as write
 
-    options: dict[str, Any] = {"pictures": not no_pictures, "saliency": saliency, "seed": seed}
+    options: dict[str, Any] = {"images": not no_images, "saliency": saliency, "seed": seed}
     with bars() as advance, _downloaded(paths) as folders:
         made = write(folders, out, shift, renderer=renderer, device=device, on_part=advance, **options)
     for warning in made.warnings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ def parse(args: list[str]) -> Callable[[], None]:
     """The options depend on agent, task and preset, so these are read first."""
     from sgqn.config import TrainOptions
 
+    args = _renamed(args)
     defaults = _defaults(args)
     with _choices(defaults, args):
         how = {"default": TrainOptions(defaults), "config": (tyro.conf.OmitArgPrefixes,)}
@@ -51,6 +53,17 @@ def parse(args: list[str]) -> Callable[[], None]:
             print(f"done: {folder}")
 
     return call
+
+
+def _renamed(args: list[str]) -> list[str]:
+    """The arguments with options under their current names."""
+    from sgqn.config import RENAMED
+
+    options = {f"--{old.replace('_', '-')}": f"--{new.replace('_', '-')}" for old, new in RENAMED.items()}
+    given = [arg.partition("=") for arg in args]
+    for old in dict.fromkeys(name for name, _, _ in given if name in options):
+        logging.getLogger(__name__).warning("%s is now %s", old, options[old])
+    return [options.get(name, name) + equals + value for name, equals, value in given]
 
 
 def _defaults(args: list[str]) -> TrainConfig:

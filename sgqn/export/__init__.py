@@ -119,8 +119,8 @@ def records(run: Run, step: int) -> dict[str, Any]:
         "machine": run.machine,
         "versions": run.versions,
     }
-    if pictures := run.machine.get("pictures"):
-        about["pictures"] = pictures
+    if images := run.overlay_images:
+        about["pictures"] = images
     return about
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sgqn.inspect.episode import Episode, Step, environment, play, steps
 from sgqn.inspect.look import Images, Look, attribute, look_at, looks, predict
-from sgqn.inspect.subject import Subject
+from sgqn.inspect.subject import Subject, check_comparable
 
 __all__ = [
     "Episode",
@@ -19,6 +19,7 @@ __all__ = [
     "Step",
     "Subject",
     "attribute",
+    "check_comparable",
     "environment",
     "look_at",
     "looks",

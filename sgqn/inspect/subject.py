@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from sgqn import loading
 from sgqn.agents import Agent
 from sgqn.config import TrainConfig
 from sgqn.envs.families import find_task
+from sgqn.errors import InvalidValueError
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,16 @@ class Subject:
     def rho(self) -> float:
         """The quantile of the agent's mask, or the task's default for agents that learn without one."""
         return find_task(self.config.task).defaults.rho if self.agent.rho is None else self.agent.rho
+
+
+def check_comparable(subjects: Sequence[Subject]) -> None:
+    """Raise an error unless the agents can play the same episodes: those of one task and one action repeat."""
+    first = subjects[0].config
+    for other in (subject.config for subject in subjects[1:]):
+        if other.task != first.task:
+            raise InvalidValueError(f"the runs are of different tasks, {first.task} and {other.task}: compare one task")
+        if other.episode_steps != first.episode_steps:
+            raise InvalidValueError(
+                f"the runs have different action repeats, with {first.episode_steps} and {other.episode_steps} steps "
+                "in an episode: compare runs of one action repeat"
+            )

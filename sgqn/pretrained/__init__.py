@@ -19,8 +19,14 @@ def available() -> dict[str, Path]:
     return {f"{path.parent.name}/{path.name}": path for path in found}
 
 
+def of_task(task: str) -> list[str]:
+    """The names of the agents of a task, `pretrained:TASK/AGENT`, with SGQN first."""
+    names = [name for name in available() if name.rpartition("/")[0] == task]
+    return [PREFIX + name for name in sorted(names, key=lambda name: (not name.endswith(f"/{AGENT}"), name))]
+
+
 def short(name: str) -> str:
-    """The name after `pretrained:`; it includes the agent unless that is SGQN."""
+    """The name of a pretrained agent without its agent if that is SGQN."""
     return name.removesuffix(f"/{AGENT}")
 
 

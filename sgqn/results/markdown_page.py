@@ -22,7 +22,7 @@ from sgqn.results.figures import Chart, DotChart, draw
 from sgqn.results.tables import to_markdown
 from sgqn.results.text import in_markdown
 
-PICTURES, TABLES = "pictures", "tables"
+IMAGES, TABLES = "images", "tables"
 """Folders next to the page."""
 
 
@@ -41,7 +41,7 @@ def files_of(document: Document) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for part in document.parts:
         if isinstance(part, Picture):
-            files[f"{PICTURES}/{part.name}.png"] = part.png
+            files[f"{IMAGES}/{part.name}.png"] = part.png
         elif isinstance(part, Figure):
             files |= {path: draw(chart, legend=True).encode() for path, chart in _charts(part)}
         elif isinstance(part, Scores):
@@ -66,7 +66,7 @@ def _part(part: Part) -> str:
             caption = f"{in_markdown(part.caption)}\n\n" if part.caption else ""
             return _heading(part.title) + caption + "\n".join(images)
         case Picture():
-            shown = f"![{in_markdown(part.title)}]({PICTURES}/{part.name}.png)"
+            shown = f"![{in_markdown(part.title)}]({IMAGES}/{part.name}.png)"
             return f"{_heading(part.title)}{in_markdown(part.caption)}\n\n{shown}"
         case Fold():
             return _fold(part)
@@ -96,7 +96,7 @@ def _row(cells: Iterable[str]) -> str:
 def _charts(figure: Figure) -> Iterator[tuple[str, Chart | DotChart]]:
     """Each chart and the path of its file."""
     for name, chart in zip(distinct_slugs(chart.title for chart in figure.charts), figure.charts, strict=True):
-        yield f"{PICTURES}/{figure.name}-{name}.svg", chart
+        yield f"{IMAGES}/{figure.name}-{name}.svg", chart
 
 
 def _csv(scores: Scores) -> str:

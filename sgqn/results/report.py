@@ -59,7 +59,7 @@ MANY, FEW = 24, 6
 OWN = ("Not in the paper", "Success rates")
 """Optional tables, which appear only if there are runs for them."""
 
-_OURS = re.compile(r"(?:(?:pictures|tables)/[a-z0-9_-]+\.(?:png|svg|csv))|index\.html|report\.md")
+_OURS = re.compile(r"(?:(?:images|pictures|tables)/[a-z0-9_-]+\.(?:png|svg|csv))|index\.html|report\.md")
 """Names of a report's files; no other file is ever removed."""
 
 OnPart = Callable[[str, int, int], None]
@@ -77,7 +77,7 @@ def report(
     out: str | Path,
     shifts: Sequence[str] = (),
     *,
-    pictures: bool = True,
+    images: bool = True,
     saliency: bool = False,
     seed: int = 0,
     renderer: str = "auto",
@@ -86,7 +86,7 @@ def report(
 ) -> Made:
     """Read the runs, and write the report about them into the folder `out`.
 
-    `pictures`: include galleries, which need weights, in `shifts`; by default the training scene and the hardest
+    `images`: include galleries, which need weights, in `shifts`; by default the training scene and the hardest
     evaluated shift. `saliency`: measure it first where it is not recorded.
     """
     out = Path(out)
@@ -101,7 +101,7 @@ def report(
             _measure(run, shifts or _two_shifts([run]), seed, renderer, device, warnings, say)
         found = find_runs(paths)
     sheets: list[Picture] = []
-    for task, say in _told(tasks_of(found.runs) if pictures else (), "pictures", on_part):
+    for task, say in _told(tasks_of(found.runs) if images else (), "images", on_part):
         of_task = [run for run in found.runs if run.task == task]
         shown = shifts or _two_shifts(of_task)
         sheets += gallery.sheets(gallery.choose(of_task), shown, warnings, seed, renderer, device, say)
@@ -294,7 +294,7 @@ def _differences(runs: list[Run]) -> Grid:
         ("seeds of a task and agent", str(paper.RUNS), _range(seeds)),
         ("episodes of an evaluation", "not stated", _range(found.episodes for found in evaluations)),
         ("backgrounds and colours", "the benchmark's", backgrounds),
-        ("overlay images", "Places365", _together(run.machine.get("pictures", "") for run in runs)),
+        ("overlay images", "Places365", _together(run.overlay_images for run in runs)),
         ("renderer of the evaluations", "gl (OpenGL)", _together(found.renderer for found in evaluations)),
         ("other settings", "its table of hyperparameters", "; ".join(_other_settings(runs)) or "the same"),
         ("machine", paper.HARDWARE, _together(run.machine.get("device", "") for run in runs)),

@@ -113,6 +113,11 @@ class Run:
         return None if self.foreign or not AGENTS[self.agent].masks else self.config.settings.rho
 
     @property
+    def overlay_images(self) -> str:
+        """The source of the overlay images, such as `1,000 files`; older runs have it under another name."""
+        return self.machine.get("overlay_images") or self.machine.get("pictures", "")
+
+    @property
     def checkpoint(self) -> Path | None:
         """The newest one."""
         found = checkpoint.list_checkpoints(self.path)

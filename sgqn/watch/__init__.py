@@ -1,4 +1,4 @@
-"""The live view: an agent acting, what it looks at and how its run learns, on a local web page."""
+"""The live view: agents acting, what they look at and how their runs learn, on a local web page."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import signal
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sgqn import attribution
 from sgqn.envs.families import find_task
-from sgqn.errors import Interrupted
-from sgqn.inspect import Subject
+from sgqn.errors import Interrupted, InvalidValueError
+from sgqn.inspect import Subject, check_comparable
 from sgqn.signals import asked_to_stop
 from sgqn.watch.learning import follow
 from sgqn.watch.looker import Looker
-from sgqn.watch.player import Player
+from sgqn.watch.player import Actor, Player
 from sgqn.watch.server import Server
 from sgqn.watch.session import Session, Settings
 
 PORT = 8765
+MOST_AGENTS = 2
 
 
 def watch(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     shift: str | None = None,
     method: str | None = None,
     rho: float | None = None,
@@ -41,19 +42,31 @@ def watch(
 ) -> None:
     """Run the web server of the live view of an agent until a signal ends it with `Interrupted`.
 
-    The page starts with `shift` (by default the task's hardest), `method` and `rho` (the agent's own) and `seed`.
+    `path` is anything that `sgqn.load_agent` takes, or two of them: agents of one task, which play the same episodes
+    next to each other. The page starts with `shift` (by default the task's hardest), `method` and `rho` (the first
+    agent's own) and `seed`.
     """
-    subject = Subject.load(path, device)
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if not 1 <= len(paths) <= MOST_AGENTS:
+        raise InvalidValueError(f"watch one RUN, or {MOST_AGENTS} next to each other, not {len(paths)}")
+    subjects = [Subject.load(one, device) for one in paths]
+    check_comparable(subjects)
+    subject = subjects[0]
     task = subject.config.task
     begin = (shift or find_task(task).shifts[-1], method or subject.method, subject.rho if rho is None else rho)
     session = Session(Settings(*begin, seed=seed), task)
-    looker = Looker(session)
     with ExitStack() as stack:
         server = stack.enter_context(Server(session, host, port))
-        player = Player(path, subject, session, looker, renderer, device)
+        actors, threads = [], list[threading.Thread]()
+        for number, (one, shown) in enumerate(zip(paths, subjects, strict=True)):
+            looker = Looker(session, number)
+            actors.append(Actor(one, shown, session, looker, renderer, device, number))
+            reading = {"home": shown.home, "session": session, "number": number}
+            threads += [looker, threading.Thread(target=follow, kwargs=reading)]
+        player = Player(session, actors)
         stack.callback(player.close)
         player.prepare()
-        stack.enter_context(_at_work(session, looker, threading.Thread(target=follow, args=(subject.home, session))))
+        stack.enter_context(_at_work(session, *threads))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         stack.callback(server.shutdown)
         with _ended_by_signals(session):
@@ -82,7 +95,8 @@ def _announce(player: Player, server: Server, say: Callable[[str], object]) -> N
         say(f"warning: everyone who can reach this machine at port {server.port} can watch and change what is shown")
     if missing := [name for name in attribution.METHODS if name not in attribution.available()]:
         say(f"not available without Captum: {', '.join(missing)} (pip install 'sgqn[explain]')")
-    say(f"{player.subject.name}, on {player.subject.config.task}: {server.url}")
+    names = " and ".join(actor.subject.name for actor in player.actors)
+    say(f"{names}, on {player.subject.config.task}: {server.url}")
     say("press Ctrl-C to stop")
 
 

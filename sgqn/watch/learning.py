@@ -9,26 +9,27 @@ from typing import Any
 from sgqn import run_folder
 from sgqn.errors import SgqnError
 from sgqn.results.runs import Run, RunEvaluation, find_runs
-from sgqn.watch.session import Session
+from sgqn.watch.session import Session, part_of
 
 EVERY = 2.0
 MOST = 500
 """Points of a curve; a longer one is thinned out."""
 
 
-def follow(home: Path | None, session: Session, every: float = EVERY) -> None:
+def follow(home: Path | None, session: Session, every: float = EVERY, number: int = 0) -> None:
     """Publish part `learning` whenever the run's logs have changed, until the session stops; None: there are none."""
+    part = part_of("learning", number)
     if home is None:
-        return session.publish("learning", {"error": "this agent came without the logs of its training"})
+        return session.publish(part, {"error": "this agent came without the logs of its training"})
     before = None
     while True:
         now = [_stamp(home / name) for name in (run_folder.METRICS, run_folder.EVALUATIONS)]
         if now != before:
             try:
-                session.publish("learning", learning(find_runs(home).runs[0]))
+                session.publish(part, learning(find_runs(home).runs[0]))
                 before = now
             except SgqnError as error:
-                session.publish("learning", {"error": str(error)})
+                session.publish(part, {"error": str(error)})
         if not session.rest(every):
             return None
 

@@ -14,7 +14,7 @@ from sgqn.inspect import Look, Step, Subject, attribute
 from sgqn.inspect.drawing import data_url, inferno, overlaid, png
 from sgqn.inspect.look import newest
 from sgqn.inspect.measures import base_rate, binary, mask_share
-from sgqn.watch.session import Session, Start, finite
+from sgqn.watch.session import Session, Start, finite, part_of
 
 AT_ONCE = 32
 """Images in one pass of a slow method: few, so that it soon notices that its result is no longer wanted."""
@@ -41,9 +41,9 @@ class Looker(threading.Thread):
     Another rho needs no new attribution.
     """
 
-    def __init__(self, session: Session):
-        super().__init__(name="looker", daemon=True)
-        self._session = session
+    def __init__(self, session: Session, number: int = 0):
+        super().__init__(name=part_of("looker", number), daemon=True)
+        self._session, self._number = session, number
         self._request: Request | None = None
         self._done: tuple[Any, ...] = ()
         self._progress: dict[str, Any] | None = None
@@ -74,7 +74,7 @@ class Looker(threading.Thread):
                 part = {"method": method, "error": _reason(error)}
             finally:
                 self._report(None)
-            session.publish("look", part, only_for=request.start)
+            session.publish(part_of("look", self._number), part, only_for=request.start)
             self._done = wanted
 
     def _wanted(self) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ class Looker(threading.Thread):
     def _report(self, progress: dict[str, Any] | None) -> None:
         if progress != self._progress:
             self._progress = progress
-            self._session.publish("progress", progress)
+            self._session.publish(part_of("progress", self._number), progress)
 
     def _own(self, subject: Subject) -> Agent:
         """A copy of the agent: some methods register hooks on its networks, which act in another thread meanwhile."""

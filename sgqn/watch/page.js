@@ -8,6 +8,7 @@ const state = {};
 const TRAINING = "#8a93a1";
 const SHIFTS = ["#0072b2", "#009e73", "#56b4e9", "#e69f00", "#d55e00"];
 const OTHER = "#cc79a7";
+const SECOND = "#d55e00";
 
 // ---------------------------------------------------------------- asking
 
@@ -18,7 +19,8 @@ async function follow() {
       const answer = await read(await fetch(`state?after=${after}`));
       after = answer.version;
       Object.assign(state, answer.parts);
-      for (const name of Object.keys(answer.parts)) if (name in show) show[name](answer.parts[name]);
+      if (state.run2) addSecond();
+      for (const name of Object.keys(answer.parts)) showPart(name);
       lost = null;
       showStatus();
     } catch (error) {
@@ -66,16 +68,22 @@ async function control(values) {
 let lost = null; // why the server does not answer
 let busySince = 0;
 
+// The parts of the second agent, and its elements, have the names of the first agent's and a 2: run2, frame2, look2 ...
+const AGENTS = ["", "2"];
+const PER_AGENT = ["run", "frame", "look", "progress", "learning"];
+const agentsShown = () => AGENTS.filter((of) => state[`run${of}`] && !element(`agent${of}`).hidden);
+
 const show = {
-  run(run) {
-    element("title").textContent = `${run.agent} on ${run.task}`;
-    document.title = `${run.agent} on ${run.task} · sgqn watch`;
-    element("checkpoint").textContent = run.step.toLocaleString("en");
-    fill(element("shift"), run.shifts);
-    fill(element("method"), run.methods);
+  run(run, of) {
+    element(`checkpoint${of}`).textContent = run.step.toLocaleString("en");
+    if (!of) {
+      fill(element("shift"), run.shifts);
+      fill(element("method"), run.methods);
+    }
     if (state.settings) show.settings(state.settings);
+    showNames();
     showAbout();
-    drawLearning();
+    drawLearning(of);
   },
 
   settings(settings) {
@@ -89,42 +97,36 @@ const show = {
     if (!sending) showRho(settings.rho);
   },
 
-  frame(frame) {
-    for (const name of ["observation", "body", "predicted"]) draw(name, frame[name]);
-    element("predicted-none").textContent = "this agent has no decoder";
-    element("observation-about").textContent = `${frame.shift}, seed ${frame.seed}, episode ${frame.episode}`;
-    element("body-none").textContent = "this task has no masks";
+  frame(frame, of) {
+    for (const name of ["observation", "body", "predicted"]) draw(name + of, frame[name]);
+    element(`predicted-none${of}`).textContent = "this agent has no decoder";
+    element(`observation-about${of}`).textContent = `${frame.shift}, seed ${frame.seed}, episode ${frame.episode}`;
+    element(`body-none${of}`).textContent = "this task has no masks";
     const body = frame.body_share ? `${percent(frame.body_share)} of the image` : "not in view";
-    element("body-about").textContent = frame.body ? body : "";
-    number("at", String(frame.step), ` / ${frame.steps}${frame.over ? " over" : ""}`);
-    number("return", short(frame.return, 1));
-    number("reward", short(frame.rewards.at(-1), 3));
-    number("value", short(frame.value, 2));
-    const steps = [0, Math.max(frame.steps, 1)];
-    const sums = [];
-    frame.rewards.reduce((sum, reward, i) => (sums[i] = sum + reward), 0);
-    const line = (values, from) => [{ color: SHIFTS[0], points: values.map((value, i) => [i + from, value]) }];
-    chart(element("return-chart"), line([0, ...sums], 0), { x: steps, zero: true });
-    chart(element("reward-chart"), line(frame.rewards, 1), { x: steps, zero: true });
-    chart(element("value-chart"), line(frame.values, 0), { x: steps });
-    showLag();
+    element(`body-about${of}`).textContent = frame.body ? body : "";
+    number(`at${of}`, String(frame.step), ` / ${frame.steps}${frame.over ? " over" : ""}`);
+    number(`return${of}`, short(frame.return, 1));
+    number(`reward${of}`, short(frame.rewards.at(-1), 3));
+    number(`value${of}`, short(frame.value, 2));
+    drawEpisode();
+    showLag(of);
     showAbout();
   },
 
-  look(look) {
+  look(look, of) {
     const failed = look && look.error;
-    for (const name of ["attribution", "mask"]) {
+    for (const name of ["attribution", "mask"].map((name) => name + of)) {
       element(name).parentElement.classList.toggle("stale", !look);
-      if (look) draw(name, look[name]);
+      if (look) draw(name, look[name.replace(of, "")]);
       if (failed) element(name).nextElementSibling.textContent = look.error;
     }
-    number("share", look && !failed ? percent(look.share) : "–");
-    number("chance", look && !failed ? percent(look.chance) : "–");
-    element("scale").textContent = look && look.scale ? scientific(look.scale) : "";
-    element("attribution-about").textContent = look ? look.method : "";
-    element("kept").textContent = look && !failed ? `kept, ${percent(look.kept)}` : "kept";
-    element("mask-about").textContent = look && !failed ? (look.soft ? "soft" : `rho ${look.rho}`) : "";
-    showLag();
+    number(`share${of}`, look && !failed ? percent(look.share) : "–");
+    number(`chance${of}`, look && !failed ? percent(look.chance) : "–");
+    element(`scale${of}`).textContent = look && look.scale ? scientific(look.scale) : "";
+    element(`attribution-about${of}`).textContent = look ? look.method : "";
+    element(`kept${of}`).textContent = look && !failed ? `kept, ${percent(look.kept)}` : "kept";
+    element(`mask-about${of}`).textContent = look && !failed ? (look.soft ? "soft" : `rho ${look.rho}`) : "";
+    showLag(of);
   },
 
   busy() {
@@ -132,10 +134,84 @@ const show = {
     setTimeout(showStatus, 400);
   },
 
-  progress: () => showLag(),
+  progress: (progress, of) => showLag(of),
   note: (note) => showNote(note),
-  learning: () => drawLearning(),
+  learning: (learning, of) => drawLearning(of),
 };
+
+// A part by its name, which may end in the number of its agent.
+function showPart(name) {
+  const of = PER_AGENT.includes(name.replace(/2$/, "")) && name.endsWith("2") ? "2" : "";
+  const kind = name.slice(0, name.length - of.length);
+  if (kind in show && (!of || state.run2)) show[kind](state[name], of);
+}
+
+// Places for a second agent: copies of those of the first, under ids that end in 2.
+function addSecond() {
+  if (element("agent2")) return;
+  for (const id of ["agent", "learning"]) {
+    const copy = element(id).cloneNode(true);
+    for (const one of [copy, ...copy.querySelectorAll("[id]")]) one.id += "2";
+    for (const image of copy.querySelectorAll("img")) image.removeAttribute("src");
+    copy.classList.add("second");
+    element(id).after(copy);
+  }
+  element("charts").classList.add("pair");
+  element("main").classList.add("pair");
+  fill(element("shown"), ["both", "first", "second"]);
+  element("shown-label").hidden = false;
+  for (const of of AGENTS) for (const id of ["name", "learning-of"]) element(id + of).hidden = false;
+  redrawOnResize();
+}
+
+function showNames() {
+  const runs = AGENTS.map((of) => state[`run${of}`]).filter(Boolean);
+  const names = runs.map((run) => run.agent);
+  const same = new Set(names).size < names.length;
+  const long = (run) => `${run.agent}, run ${run.seed}, ${run.step.toLocaleString("en")} steps`;
+  const labels = runs.map((run) => (same ? long(run) : run.agent));
+  const title = `${names.join(" and ")} on ${runs[0].task}`;
+  element("title").textContent = title;
+  document.title = `${title} · sgqn watch`;
+  if (runs.length < 2) return;
+  AGENTS.forEach((of, i) => {
+    element(`name${of}`).textContent = labels[i];
+    element(`learning-of${of}`).textContent = labels[i];
+    element("shown").options[i + 1].textContent = labels[i];
+  });
+}
+
+// Which of two agents are shown: a matter of this page alone, as the simulation plays both.
+function choosePart() {
+  const chosen = element("shown").value;
+  AGENTS.forEach((of, i) => {
+    const hidden = chosen !== "both" && chosen !== ["first", "second"][i];
+    element(`agent${of}`).hidden = element(`learning${of}`).hidden = hidden;
+  });
+  element("main").classList.toggle("pair", chosen === "both");
+  drawEpisode();
+  for (const of of AGENTS) drawLearning(of);
+}
+
+// Return, reward and value of the episode: a line for each agent that is shown.
+function drawEpisode() {
+  const lines = { return: [], reward: [], value: [] };
+  let steps = 1;
+  for (const of of agentsShown()) {
+    const frame = state[`frame${of}`];
+    if (!frame) continue;
+    const color = of ? SECOND : SHIFTS[0];
+    const sums = [];
+    frame.rewards.reduce((sum, reward, i) => (sums[i] = sum + reward), 0);
+    const line = (values, from) => ({ color, points: values.map((value, i) => [i + from, value]) });
+    lines.return.push(line([0, ...sums], 0));
+    lines.reward.push(line(frame.rewards, 1));
+    lines.value.push(line(frame.values, 0));
+    steps = Math.max(steps, frame.steps);
+  }
+  for (const name of Object.keys(lines))
+    chart(element(`${name}-chart`), lines[name], { x: [0, steps], zero: name !== "value" });
+}
 
 function draw(name, source) {
   if (source) element(name).src = source;
@@ -163,18 +239,19 @@ function showRho(rho) {
 }
 
 // Which step the mask is of, where it is not the newest, and how far the next one is.
-function showLag() {
-  const { look, frame, progress } = state;
+function showLag(of) {
+  const [look, frame, progress] = ["look", "frame", "progress"].map((name) => state[name + of]);
   const parts = [];
   if (look && frame && !look.error && look.step !== frame.step) parts.push(`of step ${look.step}`);
   if (progress) parts.push(`next ${Math.round((100 * progress.done) / progress.total)} %`);
-  element("lag").textContent = parts.join(", ");
+  element(`lag${of}`).textContent = parts.join(", ");
 }
 
 function showAbout() {
   const { run, frame } = state;
   if (!run || !frame) return;
-  element("about").textContent = `run ${run.seed} · renderer ${frame.renderer} · backgrounds ${frame.backgrounds}`;
+  const seed = state.run2 ? "" : `run ${run.seed} · `;
+  element("about").textContent = `${seed}renderer ${frame.renderer} · backgrounds ${frame.backgrounds}`;
 }
 
 function showNote(note) {
@@ -197,19 +274,21 @@ function colorOf(shift) {
   return SHIFTS[shifts.indexOf(shift)] || OTHER;
 }
 
-function drawLearning() {
-  const { learning, run } = state;
+function drawLearning(of) {
+  const [learning, run] = ["learning", "run"].map((name) => state[name + of]);
   if (!learning || !run) return;
-  if (learning.error) return void (element("learning-about").textContent = learning.error);
+  const about = element(`learning-about${of}`);
+  element(`learning${of}`).classList.toggle("none", Boolean(learning.error));
+  if (learning.error) return void (about.textContent = learning.error);
   const [done, all] = [learning.step, learning.steps].map((steps) => steps.toLocaleString("en"));
-  element("learning-about").textContent = `return by training step, ${done} of ${all} done`;
+  about.textContent = `return by training step, ${done} of ${all} done`;
   const series = [{ name: "training", color: TRAINING, points: learning.training }];
   for (const [shift, points] of Object.entries(learning.evaluations))
     series.push({ name: shift, color: colorOf(shift), points, dots: true });
   const shown = series.filter((one) => one.points.length);
   const last = Math.max(learning.step, run.step, ...shown.flatMap((one) => one.points.map((point) => point[0])));
-  chart(element("learning-chart"), shown, { x: [0, Math.max(1, last)], zero: true, now: run.step });
-  element("legend").replaceChildren(...shown.map(legend));
+  chart(element(`learning-chart${of}`), shown, { x: [0, Math.max(1, last)], zero: true, now: run.step });
+  element(`legend${of}`).replaceChildren(...shown.map(legend));
 }
 
 function legend(one) {
@@ -297,6 +376,7 @@ function label(value) {
 
 for (const name of ["shift", "method"])
   element(name).addEventListener("change", (event) => control({ [name]: event.target.value }));
+element("shown").addEventListener("change", choosePart);
 element("speed").addEventListener("change", (event) => control({ speed: Number(event.target.value) }));
 for (const name of ["seed", "episode"])
   element(name).addEventListener("change", (event) => {
@@ -322,8 +402,10 @@ document.addEventListener("keydown", (event) => {
   element(KEYS[event.key]).click();
 });
 
-new ResizeObserver(() => {
+function redrawOnResize() {
   for (const canvas of document.querySelectorAll("#charts figure > svg")) if (canvas.redraw) canvas.redraw();
-}).observe(element("charts"));
+}
+
+new ResizeObserver(redrawOnResize).observe(element("charts"));
 
 follow();

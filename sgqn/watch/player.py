@@ -1,7 +1,9 @@
-"""The agent acting: one simulation, which everyone who opens the page sees."""
+"""The agents acting: one simulation, which everyone who opens the page sees."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,18 @@ from sgqn import attribution, loading
 from sgqn.envs.env import PixelEnv
 from sgqn.envs.families import find_task
 from sgqn.errors import SgqnError
-from sgqn.inspect import Step, Subject, environment, predict, steps
+from sgqn.inspect import Step, Subject, check_comparable, environment, predict, steps
 from sgqn.inspect.drawing import data_url, grey, png
 from sgqn.inspect.look import newest
 from sgqn.watch.looker import Looker, Request
-from sgqn.watch.session import Session, Start, finite
+from sgqn.watch.session import Session, Start, finite, part_of
 
 PAUSE_AFTER = 1.5
 """Seconds for which the end of an episode is shown, at speed 1."""
 
 
-class Player:
-    """Plays the session's episode, then the next of its seed, always with the latest checkpoint.
-
-    Everything happens in the thread that calls `prepare` and `run`: an OpenGL context belongs to one thread.
-    """
+class Actor:
+    """One agent with its environment; `number` tells its parts of the view from those of the other agents."""
 
     def __init__(
         self,
@@ -35,42 +34,26 @@ class Player:
         looker: Looker,
         renderer: str = "auto",
         device: str = "cpu",
+        number: int = 0,
     ):
-        self._path, self._renderer, self._device = path, renderer, device
+        self._path, self._renderer, self._device, self._number = path, renderer, device, number
         self._session, self._looker = session, looker
         self.subject = subject
         self._env: PixelEnv | None = None
         self._made_for: tuple[Any, ...] = ()
         self._publish_run()
 
-    def run(self) -> None:
-        """Play until the session stops. Errors are shown on the page, where other settings can be chosen."""
-        session = self._session
-        try:
-            while not session.stopped:
-                start = session.start
-                try:
-                    self._refresh()
-                    self._play(start)
-                except SgqnError as error:
-                    session.publish("busy", None)
-                    session.publish("note", str(error))
-                    session.wait_other(start)
-        finally:
-            self.close()
-
-    def prepare(self) -> None:
-        """Build the first environment: a failure is an error here, and a note on the page later."""
-        self._environment(self._session.start.shift)
-
     def close(self) -> None:
         if self._env is not None:
             self._env.close()
             self._env, self._made_for = None, ()
 
-    def _refresh(self) -> None:
+    @property
+    def closed(self) -> bool:
+        return self._env is None
+
+    def refresh(self) -> None:
         """Load the run's latest checkpoint; an unreadable one is ignored."""
-        self._session.publish("note", None)
         try:
             newest_folder = loading.find(self._path)
             if newest_folder != self.subject.folder:
@@ -79,7 +62,7 @@ class Player:
         except (SgqnError, OSError) as error:
             self._session.publish("note", f"still the agent of step {self.subject.step:,}: {error}")
 
-    def _environment(self, shift: str) -> PixelEnv:
+    def environment(self, shift: str) -> PixelEnv:
         config, size = self.subject.config, self.subject.agent.spec.render_size
         wanted = (config.task, shift, config.action_repeat, size, config.frame_stack)
         if self._env is None or wanted != self._made_for:
@@ -89,27 +72,20 @@ class Player:
             self._made_for = wanted
         return self._env
 
-    def _play(self, start: Start) -> None:
-        """One episode, or its beginning if another one is chosen."""
-        session = self._session
-        session.publish("busy", f"preparing {start.shift}")
-        session.publish("look", None, only_for=start)
-        env = self._environment(start.shift)
+    def play(self, start: Start) -> Iterator[Step]:
+        """Publish an episode step by step."""
+        session, env = self._session, self.environment(start.shift)
         made_by = {name: env.metadata[name] for name in ("renderer", "backgrounds")}
         rewards: list[float] = []
         values: list[float] = []
         for step in steps(self.subject, env, start.seed, start.episode):
-            if step.number == 0:
-                session.publish("busy", None)
-            else:
+            if step.number > 0:
                 rewards.append(step.reward)
             values.append(self._value(step))
-            session.publish("frame", self._frame(start, step, rewards, values) | made_by, only_for=start)
+            frame = self._frame(start, step, rewards, values) | made_by
+            session.publish(part_of("frame", self._number), frame, only_for=start)
             self._looker.show(Request(self.subject, start, step))
-            if not step.over and not session.wait_turn(start, 1 / max(1, env.metadata["render_fps"])):
-                return
-        if session.wait_turn(start, PAUSE_AFTER):
-            session.next_episode(start)
+            yield step
 
     @torch.no_grad()
     def _value(self, step: Step) -> float:
@@ -139,7 +115,7 @@ class Player:
     def _publish_run(self) -> None:
         config = self.subject.config
         self._session.publish(
-            "run",
+            part_of("run", self._number),
             {
                 "task": config.task,
                 "agent": config.agent,
@@ -150,6 +126,64 @@ class Player:
                 "methods": list(dict.fromkeys([*attribution.available(), self._session.settings.method])),
             },
         )
+
+
+class Player:
+    """Plays the session's episode with all actors, then the next of its seed, always with their latest checkpoints.
+
+    The actors step together: each plays the same episode. Everything happens in the thread that calls `prepare` and
+    `run`: an OpenGL context belongs to one thread.
+    """
+
+    def __init__(self, session: Session, actors: Sequence[Actor]):
+        check_comparable([actor.subject for actor in actors])
+        self._session, self.actors = session, list(actors)
+
+    @property
+    def subject(self) -> Subject:
+        return self.actors[0].subject
+
+    def run(self) -> None:
+        """Play until the session stops. Errors are shown on the page, where other settings can be chosen."""
+        session = self._session
+        try:
+            while not session.stopped:
+                start = session.start
+                try:
+                    session.publish("note", None)
+                    for actor in self.actors:
+                        actor.refresh()
+                    self._play(start)
+                except SgqnError as error:
+                    session.publish("busy", None)
+                    session.publish("note", str(error))
+                    session.wait_other(start)
+        finally:
+            self.close()
+
+    def prepare(self) -> None:
+        """Build the first environments: a failure is an error here, and a note on the page later."""
+        for actor in self.actors:
+            actor.environment(self._session.start.shift)
+
+    def close(self) -> None:
+        for actor in self.actors:
+            actor.close()
+
+    def _play(self, start: Start) -> None:
+        """One episode, or its beginning if another one is chosen; who is done first waits for the others."""
+        session = self._session
+        session.publish("busy", f"preparing {start.shift}")
+        for number in range(len(self.actors)):
+            session.publish(part_of("look", number), None, only_for=start)
+        fps = max(1, self.actors[0].environment(start.shift).metadata["render_fps"])
+        for met in zip_longest(*(actor.play(start) for actor in self.actors)):
+            if met[0] is not None and met[0].number == 0:
+                session.publish("busy", None)
+            if any(step is not None and not step.over for step in met) and not session.wait_turn(start, 1 / fps):
+                return
+        if session.wait_turn(start, PAUSE_AFTER):
+            session.next_episode(start)
 
 
 def _image(image: Any) -> str:

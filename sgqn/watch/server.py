@@ -11,12 +11,14 @@ another origin made, also one whose name was pointed at this machine after it wa
 from __future__ import annotations
 
 import dataclasses
+import io
 import ipaddress
 import json
 import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -37,6 +39,10 @@ JSON = "application/json"
 HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(:\d*)?", re.ASCII | re.IGNORECASE)
 LARGEST_BODY = 4096
 MOST_CONNECTIONS = 64
+DEEPEST = 10
+"""Nested lists and objects in a body."""
+REQUEST_TIME = 10.0
+"""Seconds for a whole request to arrive, however many bytes come in between, or for its answer to be taken."""
 LONGEST_WAIT = 10.0
 """Seconds that a request for the state may wait for changes."""
 HEADERS = {
@@ -118,13 +124,41 @@ class Refused(Exception):
         self.status, self.headers = status, headers
 
 
+class Arriving(io.RawIOBase):
+    """What a connection sends, until a deadline: a timeout of the socket alone would begin again with every byte."""
+
+    def __init__(self, connection: socket.socket):
+        super().__init__()
+        self._connection = connection
+        self.deadline = 0.0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request took too long to arrive")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
     server: Server
     protocol_version = default_request_version = "HTTP/1.1"
     server_version, sys_version = "sgqn", ""
-    timeout = 30  # seconds for a request to arrive, or for the next one
+
+    def setup(self) -> None:
+        super().setup()
+        self._arriving = Arriving(self.connection)
+        self.rfile = io.BufferedReader(self._arriving)
+
+    def handle_one_request(self) -> None:
+        """The base class closes the connection after a TimeoutError."""
+        self._arriving.deadline = time.monotonic() + REQUEST_TIME
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         self._answer(self._get)
@@ -195,6 +229,8 @@ class Handler(BaseHTTPRequestHandler):
             values = json.loads(body)
         except (ValueError, RecursionError):
             raise Refused(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {body[:100]!r}") from None
+        if not _shallow(values, DEEPEST):
+            raise Refused(HTTPStatus.BAD_REQUEST, f"the body is nested more than {DEEPEST} deep: {body[:100]!r}")
         if not isinstance(values, dict):
             raise Refused(HTTPStatus.BAD_REQUEST, f"the body must be a JSON object, not {body[:100]!r}")
         return values
@@ -208,6 +244,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_json(status, {"error": reason}, Connection="close", **headers)
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str, **headers: str) -> None:
+        self.connection.settimeout(REQUEST_TIME)  # for all of it: sendall does not begin again
         self.send_response(status)
         about = {"Content-Type": kind, "Content-Length": str(len(body))}
         for name, value in (about | HEADERS | headers).items():
@@ -237,6 +274,14 @@ def _after(query: str) -> int:
     except ValueError:
         raise Refused(HTTPStatus.BAD_REQUEST, f"/state takes after=VERSION, not {query[:100]!r}") from None
     return int(number)
+
+
+def _shallow(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested at most this deep."""
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_shallow(one, levels - 1) for one in inner)
 
 
 def _read(name: str) -> bytes:

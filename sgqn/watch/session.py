@@ -189,6 +189,11 @@ class Session:
             self.changed.notify_all()
 
 
+def part_of(name: str, number: int) -> str:
+    """The name of an agent's part of the view: `frame` of the first agent, `frame2` of the second."""
+    return name if number == 0 else f"{name}{number + 1}"
+
+
 def finite(number: float) -> float | None:
     """For JSON, which has no NaN."""
     return number if math.isfinite(number) else None

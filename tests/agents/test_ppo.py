@@ -134,7 +134,7 @@ def config_of(agent: str, task: str, **changes: Any) -> TrainConfig:
     values = {**SMALL, "decoder_filters": (4, 4), "batch_size": 8, "rollout_steps": 6, "epochs": 2}
     tiny = replace(preset("tiny", task, agent), settings=settings_for(agent, task, **values), image_size=24)
     options = {"steps": 60, "num_envs": 2, "log_every": 10, "evaluate_every": 0, "images_every": 20}
-    return replace(tiny, **{**options, "checkpoint_every": 20, "pictures": 16, "renderer": "warp", **changes})
+    return replace(tiny, **{**options, "checkpoint_every": 20, "overlay_images": 16, "renderer": "warp", **changes})
 
 
 @pytest.mark.usefixtures("push")

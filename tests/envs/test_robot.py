@@ -424,7 +424,7 @@ def test_a_small_agent_trains_and_goes_through_every_command(
     assert main(["explain", str(run), "--shift", "test1", "--out", str(image), "--renderer", "warp"]) == 0
     assert image.stat().st_size > 1000
     report = tmp_path / "report"
-    assert main(["report", out, "--out", str(report), "--no-pictures"]) == 0
+    assert main(["report", out, "--out", str(report), "--no-images"]) == 0
     page = (report / "index.html").read_text()
     assert "robot-reach" in page
     assert "31.8" in page  # the paper's

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -100,3 +102,18 @@ def test_every_kernel_has_a_group(performance: dict[str, Any]) -> None:
     group_of, groups = performance["group_of"], performance["KERNELS"]
     assert {group_of(kernel.name) for kernel in performance["kernels"]()} == set(groups)
     assert group_of("encoder_forwards") == "others"
+
+
+@pytest.mark.usefixtures("in_repository")
+def test_shares_of_masks_on_the_body_match_the_runs() -> None:
+    page, readme = Path("docs/saliency.md").read_text(), Path("README.md").read_text()
+    rows = re.findall(r"(?m)^\| ([\w-]+) \| (\w+) \| (\d+) % \((\d+) %\) \| (\d+) % \|$", page)
+    for task, agent, *shown in rows:
+        lines = Path("results", task, agent, "0", "saliency.jsonl").read_text().splitlines()
+        (found,) = [line["means"] for line in map(json.loads, lines) if line["shift"] == "video_hard"]
+        share, base = found["mask_share"], found["base_rate"]
+        assert [round(100 * x) for x in (share, base, 1 - share)] == list(map(int, shown)), (task, agent)
+        if task == "walker-walk":
+            assert f"{found['change_least']:.2f}" in page
+            assert agent != "sgqn" or f"{shown[0]} % in `video_hard`, where the body is {shown[1]} %" in readme
+    assert {tuple(row[:2]) for row in rows} == {path.parts[1:3] for path in Path("results").glob("*/*/0")}

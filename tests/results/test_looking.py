@@ -104,7 +104,7 @@ def test_a_report_measures_what_is_missing_once(brief: Path, tmp_path: Path) -> 
         "--shift",
         "train",
         "--saliency",
-        "--no-pictures",
+        "--no-images",
     ]
     for _ in range(2):
         assert main([*arguments, "--renderer", "warp"]) == 0

@@ -287,7 +287,7 @@ def test_the_page_about_the_kept_runs_is_short(tmp_path: Path, browser: Any) -> 
     kept = Path(sgqn.__file__).parent.parent / "results"
     if not kept.is_dir():
         pytest.skip("installed without the repository")
-    assert main(["report", str(kept), "--out", str(tmp_path / "out"), "--no-pictures"]) == 0
+    assert main(["report", str(kept), "--out", str(tmp_path / "out"), "--no-images"]) == 0
     check_page(tmp_path / "out")
     opened = Opened(browser, tmp_path / "out" / "index.html")
     assert opened.ask("document.documentElement.scrollHeight") < 5700
@@ -302,7 +302,7 @@ def test_markdown_links_to_every_file_and_every_file_is_linked(report: Path) -> 
     there = {str(path.relative_to(report)) for path in report.rglob("*") if path.is_file()}
     assert linked == there - {"index.html", "report.md", "report.json"}
     assert json.loads((report / "report.json").read_text())["files"] == sorted(there - {"report.json"})
-    for path in (report / "pictures").glob("*.svg"):
+    for path in (report / "images").glob("*.svg"):
         assert ET.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
@@ -367,7 +367,7 @@ def test_kept_runs_of_robots_are_shown_beside_the_papers(tmp_path: Path, monkeyp
         lines = [line(task, s, [r], 250_000) for s, r in zip(paper.ROBOT_SHIFTS, returns, strict=True)]
         write_run(tmp_path / "runs", config_of(task, agent, 0), lines)
     write_run(tmp_path / "runs", config_of("walker-walk", "sgqn", 0), [line("walker-walk", "video_hard", [700.0])])
-    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report"), "--no-pictures"]) == 0
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report"), "--no-images"]) == 0
     rows = list(csv.DictReader(io.StringIO((tmp_path / "report" / "tables" / "robots.csv").read_text())))
     found = {(row["task"], row["shift"], row["column"]): row for row in rows}
     cell = found["robot-reach", "test1", "sgqn"]
@@ -397,8 +397,8 @@ def test_of_many_runs_the_summary_has_an_overview(tmp_path: Path) -> None:
 
 
 def test_the_same_runs_make_the_same_bytes(report: Path, nine: Path, tmp_path: Path) -> None:
-    assert main(["report", str(nine), "--out", str(tmp_path / "again"), "--no-pictures"]) == 0
-    assert main(["report", str(nine), "--out", str(tmp_path / "more"), "--no-pictures"]) == 0
+    assert main(["report", str(nine), "--out", str(tmp_path / "again"), "--no-images"]) == 0
+    assert main(["report", str(nine), "--out", str(tmp_path / "more"), "--no-images"]) == 0
     for path in (tmp_path / "again").rglob("*.*"):
         assert path.read_bytes() == (tmp_path / "more" / path.relative_to(tmp_path / "again")).read_bytes()
     for path in (tmp_path / "again" / "tables").iterdir():
@@ -443,7 +443,7 @@ def test_no_name_becomes_markup(hostile: Path) -> None:
     assert "](javascript" not in text.replace("\\]", "")
     for row in re.findall(r"(?m)^\|.*$", text):
         assert row.count("|") - row.count("\\|") >= 3
-    for path in (out / "pictures").glob("*.svg"):
+    for path in (out / "images").glob("*.svg"):
         ET.parse(path)
         assert "<script" not in path.read_text()
 
@@ -480,13 +480,13 @@ def test_an_earlier_report_is_replaced_and_nothing_else(one: Path, tmp_path: Pat
     assert main(["report", str(one), "--out", str(out)]) == 0
     first = listing(out)
     (out / "mine.txt").write_text("mine")
-    (out / "pictures" / "mine.svg").write_text("mine")
+    (out / "images" / "mine.svg").write_text("mine")
     lines = [line("walker-walk", "video_hard", [9.0], 600_000)]
     other = write_run(tmp_path / "other", config_of("walker-walk", "sgqn", 0), lines)
     assert main(["report", str(other), "--out", str(out)]) == 0
     second = listing(out)
-    assert second.pop("mine.txt") == second.pop("pictures/mine.svg") == b"mine"
-    assert "pictures/curves-walker-walk-train.svg" in first.keys() - second.keys()
+    assert second.pop("mine.txt") == second.pop("images/mine.svg") == b"mine"
+    assert "images/curves-walker-walk-train.svg" in first.keys() - second.keys()
     assert "SGQN" in second["report.md"].decode()
     assert main(["report", str(other), "--out", str(tmp_path / "fresh")]) == 0
     assert second == listing(tmp_path / "fresh")
@@ -587,7 +587,7 @@ def test_a_damaged_checkpoint_is_left_out_of_the_gallery(tmp_path: Path, capsys:
     (next(folder.glob("checkpoints/*")) / "weights.safetensors").write_bytes(b"short")
     assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 0
     assert "not in the gallery" in capsys.readouterr().err
-    assert not list((tmp_path / "out" / "pictures").glob("*.png"))
+    assert not list((tmp_path / "out" / "images").glob("*.png"))
 
 
 # ---------------------------------------------------------------- the gallery
@@ -629,7 +629,7 @@ def test_progress_is_one_bar_for_each_kind_of_work(nine: Path, tmp_path: Path) -
     said: list[tuple[str, int, int]] = []
     path = nine / TASK / "sac" / "0"
     reports.report([path], tmp_path / "out", ["train"], renderer="warp", on_part=lambda *part: said.append(part))
-    assert {what for what, _, _ in said} == {"pictures"}
+    assert {what for what, _, _ in said} == {"images"}
     done = [step for _, step, _ in said]
     assert done == sorted(done)
     assert said[-1][1:] == (100, 100)

@@ -350,7 +350,8 @@ def find(path: str | Path) -> Path:
 
 
 def _is_complete(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
+    """Whether there is a manifest; one that is a pipe or a broken link is damage, which whoever reads it is told."""
+    return os.path.lexists(path / MANIFEST)
 
 
 def _newest_good(checkpoints: list[Path]) -> Path | None:

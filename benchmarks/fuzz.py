@@ -27,6 +27,7 @@ ROUND = 100
 """Cases between two looks at the clock."""
 FINE = ("refused", "accepted", "accepted unchanged", "another valid file", "exited")
 """Outcomes that are no failure."""
+FAILURES = ("traceback", "lines", "hang", "memory", "silent", "outside")
 
 Outcomes = Callable[[int, int], Counter[str]]
 
@@ -58,9 +59,8 @@ def counted(outcomes: Outcomes, count: int, seed: int, until: float) -> Counter[
 
 def table(found: dict[str, Counter[str]]) -> str:
     """The outcomes as a Markdown table."""
-    names = list(dict.fromkeys(["refused", *sorted(set().union(*found.values()), key=lambda name: name not in FINE)]))
-    failures = ["traceback", "lines", "hang", "memory", "silent", "outside"]
-    names += [name for name in failures if name not in names]
+    usual = ["refused", "accepted unchanged", "another valid file", *FAILURES]
+    names = [*usual, *sorted(set().union(*found.values()) - set(usual))]
     rows = [f"| | cases | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
     for half_name, counts in found.items():
         rows.append(f"| {half_name} | {counts.total()} | {' | '.join(str(counts[name]) for name in names)} |")

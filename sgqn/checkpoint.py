@@ -350,7 +350,8 @@ def find(path: str | Path) -> Path:
 
 
 def _is_complete(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
+    """Whether there is a manifest; one that is a pipe or a broken link is damage, which whoever reads it is told."""
+    return os.path.lexists(path / MANIFEST)
 
 
 def _newest_good(checkpoints: list[Path]) -> Path | None:
@@ -453,7 +454,15 @@ def _hinted(checkpoint: Path) -> Iterator[None]:
 def open_checkpoint(checkpoint: str | Path) -> Opened:
     """Read the manifest and the metadata of a checkpoint folder, to decide whether and how to load the rest."""
     with _hinted(Path(checkpoint)):
-        return Opened(checkpoint)
+        opened = Opened(checkpoint)
+        opened.weights.header  # noqa: B018  # read now, so that an error offers another checkpoint
+        return opened
+
+
+def load_weights(opened: Opened, fits: Fits | None = None) -> dict[str, Tensor]:
+    """The weights alone, on the host."""
+    with _hinted(opened.folder):
+        return opened.load_weights(fits)
 
 
 def load(

@@ -25,7 +25,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from sgqn import loading, run_folder
+from sgqn import loading, reading, run_folder
 from sgqn.agents.base import Agent
 from sgqn.config import versions
 from sgqn.envs.checks import check_action, check_seed
@@ -290,6 +290,7 @@ def _check(episodes: int, seed: int) -> None:
 
 def check_writable(log: Path) -> None:
     """Find out before minutes of work, not after them, that a result could not be kept."""
+    reading.check_inside(log, log.parent)
     target = next(path for path in (log, *log.absolute().parents) if path.exists())
     if log.is_dir() or not os.access(target, os.W_OK):
         raise DataError(f"{log} cannot be written to: results of this run could not be kept")

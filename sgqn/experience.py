@@ -138,8 +138,9 @@ class OffPolicy:
         if not isinstance(saved, bool):
             sha256(saved, "replay")
         if saved and folder.exists():
+            largest = max(self.config.replay_capacity, self.config.num_envs)
             rows = (step - (self.learn_from - warmup)) // self.config.num_envs  # since it was empty
-            self.replay = Replay.load(folder, tag, self.device, self._capacity, self._options, rows)
+            self.replay = Replay.load(folder, tag, self.device, self._capacity, self._options, rows, largest)
             if isinstance(saved, str) and self.replay.fingerprint() != saved:  # older checkpoints have none
                 raise DataError(f"{folder / tag}{MANIFEST}: the replay of another checkpoint")
             if self.agent.spec.discrete:

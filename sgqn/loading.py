@@ -50,7 +50,7 @@ def _restore(opened: checkpoint.Opened, device: str | torch.device) -> tuple[Age
         raise DataError(f"{folder}: not a training run's checkpoint ({line(error)})") from error
 
     def weights(agent: Agent) -> dict[str, Tensor]:
-        return opened.load_weights(lambda stored: check_fits(stored, agent, folder))
+        return checkpoint.load_weights(opened, lambda stored: check_fits(stored, agent, folder))
 
     return restore_agent(config, spec, opened.weights.header, weights, folder, device), config
 

@@ -35,14 +35,12 @@ def load_installed() -> None:
 
 
 def checked(modules: object) -> list[str]:
-    """The names of plugin modules in a file: a list of modules, none of them Python's own, which may do anything."""
+    """The names of plugin modules in a file."""
     if not isinstance(modules, list | tuple) or len(modules) > 100:
         raise InvalidValueError(f"plugins must be a list of modules, not a {type(modules).__name__}")
     for module in modules:
         if not isinstance(module, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
             raise InvalidValueError(f"a plugin must be the name of a module, not {module!r:.60}")
-        if module.partition(".")[0] in sys.stdlib_module_names:
-            raise InvalidValueError(f"the plugin {module!r} is a module of Python itself")
     return list(modules)
 
 
@@ -53,9 +51,14 @@ def load(modules: Iterable[str]) -> None:
 
 
 def import_module(module: str, what: str) -> None:
-    """Import a module by name, also from the working directory; `what` describes it in errors."""
+    """Import a module by name, also from the working directory; `what` describes it in errors.
+
+    Names may come from files: those of Python's own modules, some of which do things when imported, are refused.
+    """
     if module in sys.modules:
         return
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise SgqnError(f"{what} cannot be imported: it is a module of Python itself")
     added = os.getcwd()
     if added not in sys.path:
         sys.path.append(added)

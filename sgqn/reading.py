@@ -61,8 +61,10 @@ def home(folder: Path) -> str:
     """The real path of what the links of a folder may lead to: the folder itself, or the cache of the Hugging Face Hub,
     whose `snapshots/REVISION/FILE` are links into `blobs`."""
     real = os.path.realpath(folder)
-    parent, _ = os.path.split(real)
-    return os.path.dirname(parent) if os.path.basename(parent) == "snapshots" else real
+    parent = os.path.dirname(real)
+    cache = os.path.dirname(parent)
+    is_cache = os.path.basename(parent) == "snapshots" and os.path.isdir(os.path.join(cache, "blobs"))
+    return cache if is_cache else real
 
 
 def check_inside(path: Path, folder: Path) -> str:

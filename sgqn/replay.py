@@ -463,17 +463,18 @@ class Replay:
         capacity: int = 0,
         expected: Mapping[str, Any] | None = None,
         rows: int | None = None,
+        largest: int = 1 << 40,
     ) -> Replay:
         """The replay that `save` wrote, or a larger one, of `capacity`, with the same transitions in it.
 
         A missing, truncated or altered file is a `DataError` naming it, and so is a replay whose `config` differs from
-        what is `expected`, or that has not seen this many `rows`.
+        what is `expected`, that has not seen this many `rows`, or whose capacity is above `largest`.
         """
         folder = Path(folder).resolve()
         path = _manifest_path(folder, tag)
         body = _read_manifest(path)
         try:
-            options = _checked_config(body["config"], expected or {}, capacity)
+            options = _checked_config(body["config"], expected or {}, largest)
             if rows is not None and body["row_count"] != rows:
                 raise ValueError(f"of another step: it has seen {body['row_count']} rows of transitions, not {rows}")
             replay = cls(**{**options, "capacity": max(options["capacity"], capacity), "device": device})
@@ -689,13 +690,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return body
 
 
-def _checked_config(config: Any, expected: Mapping[str, Any], capacity: int) -> dict[str, Any]:
-    """The arguments of a replay, from a file: of the expected values, and not larger than what is asked for."""
+def _checked_config(config: Any, expected: Mapping[str, Any], largest: int) -> dict[str, Any]:
+    """The arguments of a replay, from a file: of the expected values, and of a capacity of at most `largest`."""
     found = {"n_steps": 1, **reading.mapping(config, "config")}  # older ones have no n_steps
     for name in ("num_envs", "stack", "shortest_episode", "n_steps"):
         reading.integer(found[name], name, 1, 1 << 20)
-    rounded = -(-capacity // found["num_envs"]) * found["num_envs"] if expected else 1 << 40
-    reading.integer(found["capacity"], "capacity", 1, max(rounded, 1))
+    reading.integer(found["capacity"], "capacity", 1, largest + found["num_envs"])  # it is rounded up to whole rows
     if not 0 <= reading.number(found["discount"], "discount") <= 1:
         raise ValueError(f"discount must be between 0 and 1, not {found['discount']!r}")
     for name, most in (("frame_shape", 3), ("action_shape", 2)):

@@ -100,7 +100,8 @@ def differences(config: TrainConfig, recorded: TrainConfig, kept: str = "in the 
 def options(config: TrainConfig) -> dict[str, Any]:
     """All options of a run by name, those of its agent too."""
     values = config.to_dict()
-    return {**values, **values.pop("settings")}
+    settings = values.pop("settings")
+    return {**values, **settings}
 
 
 def write_policy(run: Path, policy: PolicyRecord) -> None:

@@ -621,7 +621,7 @@ class Trainer:
             return None
         weights = sum(tensor.nbytes for tensor in self.agent.state_dict().values())
         observations = self.config.num_envs * self.spec.channels * self.spec.render_size**2
-        return 8 * weights + 8 * observations + (64 << 20)
+        return 8 * weights + 8 * observations + (self.config.num_envs << 18) + (64 << 20)
 
     def _without(self, replay: Path) -> str:
         """How to continue where the replay of this step is damaged."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import save, save_file
 
 from sgqn import plugins, reading, run_folder
 from sgqn.agents import Spec
-from sgqn.errors import DataError, InvalidValueError
+from sgqn.errors import DataError, InvalidValueError, SgqnError
 from sgqn.files import write_atomically
 from sgqn.reading import TensorFile, TensorInfo
 from sgqn.restore import bounded
@@ -232,8 +233,18 @@ def test_a_specification_that_does_not_fit_is_refused(change: dict[str, Any]) ->
         run_folder.read_spec(config, {**spec, **change})
 
 
-@pytest.mark.parametrize("modules", ["os", {"a": 1}, [1], ["os"], ["antigravity"], ["a b"], ["../x"], ["a"] * 101])
-def test_plugins_of_a_file_are_modules_but_not_python_s_own(modules: Any) -> None:
+def test_python_s_own_modules_are_no_plugins() -> None:
+    """Importing some of them does things: `antigravity` opens a browser."""
+    for name in ("antigravity", "idlelib.idle"):
+        with pytest.raises(SgqnError, match="it is a module of Python itself"):
+            plugins.load([name])
+        with pytest.raises(SgqnError, match="it is a module of Python itself"):
+            tiny_config(task=f"gym:{name}:Any-v0", action_repeat=None)
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize("modules", ["os", {"a": 1}, [1], ["a b"], ["../x"], ["a"] * 101])
+def test_plugins_of_a_file_are_a_list_of_modules(modules: Any) -> None:
     assert plugins.checked(["sgqn_example", "a.b"]) == ["sgqn_example", "a.b"]
     with pytest.raises(InvalidValueError):
         plugins.checked(modules)

@@ -13,13 +13,14 @@ import torch
 from sgqn import checkpoint, pretrained
 from sgqn.agents import Agent
 from sgqn.envs.families import find_task
-from sgqn.errors import DataError, InvalidValueError
+from sgqn.errors import DataError, InvalidValueError, SgqnError
 from sgqn.export import card
 from sgqn.files import other_files, write_folder
 from sgqn.inspect import Report, Subject, looks, play
 from sgqn.inspect.measures import binary, mask_iou
 from sgqn.pretrained import package
 from sgqn.pretrained.package import PRECISIONS, Package, Precision
+from sgqn.reading import line
 from sgqn.results.runs import Run, RunEvaluation, find_runs, rank
 
 CHECK_STEPS = 100
@@ -64,10 +65,15 @@ def export(
     wanted: Precision = precision or given.about.get("precision", "half")
     if PRECISIONS.index(wanted) < PRECISIONS.index(subject.precision):
         raise InvalidValueError(f"{path} has weights in {subject.precision}: {wanted} cannot restore them")
-    packed = given if wanted == subject.precision else _packed(given, subject, wanted, renderer, report)
-    files = packed.files(card.write(packed))
+    try:
+        packed = given if wanted == subject.precision else _packed(given, subject, wanted, renderer, report)
+        files, check = packed.files(card.write(packed)), packed.about["check"]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, SgqnError):
+            raise
+        raise DataError(f"{given.origin}: {package.ABOUT} is not what `sgqn export` writes ({line(error)})") from error
     write_folder(out, files)
-    return Exported(out, sum(len(content) for content in files.values()), packed.about["check"])
+    return Exported(out, sum(len(content) for content in files.values()), check)
 
 
 def _trained(subject: Subject) -> Package:

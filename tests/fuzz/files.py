@@ -490,13 +490,21 @@ def _digest(values: Any) -> str:
     return _sha256(json.dumps(values, sort_keys=True).encode())
 
 
+def _content(path: Path) -> bytes:
+    """The content of a file that an attacker can compute a checksum of."""
+    about = os.lstat(path)
+    if not stat.S_ISREG(about.st_mode) or about.st_size > 1 << 30:
+        raise OSError("not a regular file of a usual size")
+    return path.read_bytes()
+
+
 def reseal(home: Path) -> None:
     """Compute all checksums again, as an attacker would."""
     for manifest in home.glob("run/replay/*.replay.json"):
         with contextlib.suppress(Exception):  # what is no manifest any more needs no checksum
             document = json.loads(manifest.read_text())
             for chunk in (*document["body"]["frames"], *document["body"]["rows"]):
-                data = (manifest.parent / chunk["file"]).read_bytes()
+                data = _content(manifest.parent / chunk["file"])
                 chunk.update(size=len(data), sha256=_sha256(data))
             document["sha256"] = _digest(document["body"])
             manifest.write_text(json.dumps(document))
@@ -505,14 +513,14 @@ def reseal(home: Path) -> None:
             manifest = folder / "manifest.json"
             values = json.loads(manifest.read_text())
             for name in checkpoint._FILES:
-                if stat.S_ISREG(os.lstat(folder / name).st_mode) and os.stat(folder / name).st_size < 1 << 30:
-                    data = (folder / name).read_bytes()
+                with contextlib.suppress(OSError):
+                    data = _content(folder / name)
                     values["files"][name].update(size=len(data), sha256=_sha256(data))
             values.pop("sha256", None)
             manifest.write_text(json.dumps({**values, "sha256": _digest(values)}))
     with contextlib.suppress(Exception):
         about = json.loads((home / "agent" / "agent.json").read_text())
-        data = (home / "agent" / "weights.safetensors").read_bytes()
+        data = _content(home / "agent" / "weights.safetensors")
         about["weights"].update(size=len(data), sha256=_sha256(data))
         about.pop("sha256", None)
         (home / "agent" / "agent.json").write_text(json.dumps({**about, "sha256": _digest(about)}))
@@ -663,8 +671,10 @@ def _read(case: Case, home: Path, target: str, expected: dict[str, Any]) -> tupl
         return outcome, detail
     if _same(found, expected):
         return UNCHANGED, ""
-    free = case.forged or case.file in UNSEALED or case.kind == "swap"
-    if case.reader == "evaluate" or (free and _plausible(found, expected)):
+    what = SPECIAL[case.value % len(SPECIAL)] if case.kind == "special" else ""
+    older = what == "missing" and case.file.endswith("manifest.json")  # incomplete: the checkpoint before it is used
+    free = case.forged or case.file in UNSEALED
+    if case.reader == "evaluate" or older or (free and _plausible(found, expected)):
         return ANOTHER, ""
     return "silent", "; ".join(key for key in found if not _same(found[key], expected.get(key)))
 

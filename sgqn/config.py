@@ -209,6 +209,8 @@ class TrainOptions:
     was started with; --steps alone may be given with it, to train longer."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Hide the progress bar."""
+    threads: int | None = None
+    """CPU threads of the computation. Default: one per core. 1 is faster for small networks on busy cores."""
     logger: tuple[str, ...] = ()
     """Services to log to, in addition to the files in the run's folder."""
 

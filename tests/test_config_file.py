@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from sgqn import checkpoint, config_file, run_folder, training
 from sgqn.cli import main
@@ -127,3 +129,17 @@ def test_a_run_with_former_names_resumes(tmp_path: Path) -> None:
     assert run_folder.read_config(run) == config
     training.resume(run, progress=False, steps=34)
     assert checkpoint.step_of(checkpoint.find(run)) == 34
+
+
+def test_threads_of_the_computation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored afterwards
+    before = torch.get_num_threads()
+    try:
+        assert asked("--preset", "tiny", "--threads", "3") == asked("--preset", "tiny")  # not part of the configuration
+        assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (3, "3")
+    finally:
+        torch.set_num_threads(before)
+    assert "at least 1, not 0" in fails(capsys, "train", "--threads", "0")
+    assert "cannot be changed" not in fails(capsys, "train", "--resume", str(tmp_path / "none"), "--threads", "1")

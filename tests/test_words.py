@@ -27,8 +27,8 @@ WORDS = re.compile(
     )\b""",
     re.IGNORECASE | re.VERBOSE,
 )
-ALLOWED = re.compile(r"mkdocs serve")
-"""A command of another program."""
+ALLOWED = re.compile(r"mkdocs serve|`[^`]*--(?:no-)?pictures`")
+"""A command of another program, and former names of options in the list of changes."""
 in_repository = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="installed without the repository")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,8 @@ def parse(args: list[str]) -> Callable[[], None]:
         from sgqn import training
         from sgqn.loggers import LOGGERS
 
+        if options.threads is not None:
+            _use_threads(options.threads)
         config, out, progress = options.config, options.out, not options.quiet
         loggers = [LOGGERS[name]() for name in dict.fromkeys(options.logger)]
         folders: Iterable[Path | str]
@@ -53,6 +56,14 @@ def parse(args: list[str]) -> Callable[[], None]:
             print(f"done: {folder}")
 
     return call
+
+
+def _use_threads(count: int) -> None:
+    """In this process, and in those that it starts."""
+    import torch
+
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    torch.set_num_threads(count)
 
 
 def _renamed(args: list[str]) -> list[str]:
@@ -91,13 +102,15 @@ def _check(options: TrainOptions, args: list[str]) -> None:
                 raise InvalidValueError(f"--seeds cannot be combined with {other}: it already names all runs")
         if not options.seeds:
             raise InvalidValueError("--seeds needs at least one number, such as --seeds 0 1 2")
+    if options.threads is not None and options.threads < 1:
+        raise InvalidValueError(f"threads must be at least 1, not {options.threads}")
     if options.devices and not options.seeds:
         raise InvalidValueError(
             "--devices needs --seeds, because it trains several runs in parallel. Use --device for a single run"
         )
     if options.resume is not None:
         others = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
-        others = [other for other in others if other not in ("--resume", "--steps", "--quiet", "--logger")]
+        others = [other for other in others if other not in ("--resume", "--steps", "--quiet", "--logger", "--threads")]
         if others:
             what = f"{', '.join(others)} cannot be changed, only --steps"
             raise InvalidValueError(f"--resume uses the run's own configuration: {what}")

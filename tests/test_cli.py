@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -344,3 +345,39 @@ def test_devices_that_do_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("evaluate", "explain", "saliency", "watch"):
         for device in ("cpu:99", "cuda:-1"):
             assert device in fails(capsys, command, "pretrained:walker-walk", "--device", device)
+
+
+# Found by tests/fuzz/commands.py
+
+
+def test_an_output_path_that_is_not_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """TensorBoard cannot write to it; on a command line, such a name is bytes that are not UTF-8."""
+    assert "surrogates not allowed" in fails(capsys, "train", "--preset", "tiny", "--out", "\udcff")
+
+
+def test_sizes_that_do_not_fit_into_memory(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "a_policy", types.SimpleNamespace(act=lambda obs: [0] * len(obs)))
+    policy = ("evaluate", "--policy", "a_policy:act", "--name", "p", "--task", "gym:sgqn/Catch-v0")
+    assert "not enough memory" in fails(capsys, *policy, "--frame-stack", "1e12")
+
+
+def test_a_task_whose_images_need_a_missing_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    preview = ("preview", "--task", "gym:CartPole-v1", "--steps", "1", "--out", str(tmp_path / "a.png"))
+    assert "gym:CartPole-v1 cannot be rendered: " in fails(capsys, *preview)
+
+
+@pytest.mark.parametrize("name", ["pipe", "zero", "folder", "nested"])
+def test_sweep_files_that_are_no_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "nested").write_text("a = " + "[" * 100_000)
+    assert " is not a " in fails(capsys, "sweep", str(tmp_path / name))
+
+
+def test_a_run_with_a_pipe_for_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert "no checkpoint here" in fails(capsys, "evaluate", str(tmp_path))

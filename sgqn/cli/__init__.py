@@ -16,6 +16,7 @@ from sgqn.cli.command import COMMANDS, Parser, first_line
 from sgqn.errors import Interrupted, InvalidValueError, SgqnError, UnknownNameError
 from sgqn.registry import import_submodules
 
+_CONFIG_LIMIT = 1 << 22  # bytes; a configuration has some thousand
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -37,7 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:  # a full disk, a folder that may not be written to
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # as torch says it
+            raise
+        print(f"error: not enough memory: {' '.join(str(error).split()) or 'choose smaller values'}", file=sys.stderr)
         return 2
     return 0
 
@@ -115,6 +121,8 @@ def _load_plugins_of(path: Path) -> None:
     run = path.parent.parent if path.parent.name == "checkpoints" else path
     for file in (run / "config.json", path / "agent.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SgqnError):
+            if not file.is_file() or file.stat().st_size > _CONFIG_LIMIT:  # reading a pipe would wait for ever
+                continue
             values = json.loads(file.read_text())
             plugins.load(map(str, list(values.get("config", values)["plugins"])))
 

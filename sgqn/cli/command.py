@@ -124,12 +124,13 @@ def _checked(function: Function, *positional: Any, **named: Any) -> None:
 
 
 def check_target(path: Path) -> None:
-    """Refuse an output path that the system cannot follow: a loop of symbolic links, a name that is too long."""
+    """Refuse an output path that cannot be written: a loop of symbolic links, a name that is too long or no text."""
     try:
+        str(path).encode()
         path.stat()
     except FileNotFoundError:
         return
-    except (OSError, ValueError) as error:  # the latter for a null character
+    except (OSError, ValueError) as error:  # the latter for a null character, or bytes that are not UTF-8
         raise InvalidValueError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
 
 

@@ -57,6 +57,9 @@ class Resources:
             raise InvalidValueError(f"cpus must be a positive integer, not {self.cpus!r}")
 
 
+_LIMIT = 1 << 20
+
+
 @dataclass(frozen=True)
 class Planned:
     """One run of a sweep."""
@@ -76,11 +79,14 @@ class Planned:
 
 def read(file: str | Path) -> list[Planned]:
     """The runs of a sweep file, in the order of the file: the first key varies slowest."""
+    path = Path(file)
     try:
-        values = tomllib.loads(Path(file).read_text())
+        if path.exists() and not (path.is_file() and path.stat().st_size <= _LIMIT):  # a pipe, a device
+            raise DataError(f"{file} is not a sweep file: it is a folder, a device, or larger than {_LIMIT:,} bytes")
+        values = tomllib.loads(path.read_text())
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{file} is not a TOML file: {error}") from error
     try:
         return plan(values)

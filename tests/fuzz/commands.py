@@ -175,7 +175,7 @@ def _names(option: str) -> list[str]:
         "renderer": [*all_renderers(), "auto"],
         "device": ["cpu", "cuda", "cuda:0", "cuda:-1", "cpu:99", "meta", "tpu"],
         "devices": ["cpu", "cuda:7"],
-        "policy": ["policy:act", "policy:nothing", "json:dumps", "no.such:act", ":", "policy"],
+        "policy": ["policy:act", "policy:nothing", "no.such:act", ":", "policy"],
         "logger": ["wandb", "mlflow", "none"],
     }
     names = list(known.get(option, ["auto", "half", "int8", "onnx", "paper", "tiny", "kernels", "bf16"]))

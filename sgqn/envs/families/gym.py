@@ -147,7 +147,10 @@ class GymSimulation(Simulation):
         return self._image
 
     def _look(self) -> np.ndarray:
-        image = np.asarray(self._seen if self._shows else self.env.render())
+        try:
+            image = np.asarray(self._seen if self._shows else self.env.render())
+        except gymnasium.error.Error as error:  # a package for drawing that is missing
+            raise SgqnError(f"{self.task.name} cannot be rendered: {error}") from error
         if self._flickers:
             image = np.maximum(image, self._before)
         if image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 1):

@@ -25,9 +25,9 @@ from typing import Any
 
 ROUND = 100
 """Cases between two looks at the clock."""
-FINE = ("refused", "accepted", "accepted unchanged", "another valid file", "exited")
+FINE = ("refused", "accepted unchanged", "another valid file", "ran")
 """Outcomes that are no failure."""
-FAILURES = ("traceback", "lines", "hang", "memory", "silent", "outside")
+FAILURES = ("traceback", "lines", "hang", "memory", "silent", "wrote elsewhere")
 
 Outcomes = Callable[[int, int], Counter[str]]
 
@@ -59,7 +59,7 @@ def counted(outcomes: Outcomes, count: int, seed: int, until: float) -> Counter[
 
 def table(found: dict[str, Counter[str]]) -> str:
     """The outcomes as a Markdown table."""
-    usual = ["refused", "accepted unchanged", "another valid file", *FAILURES]
+    usual = [*FINE, *FAILURES]
     names = [*usual, *sorted(set().union(*found.values()) - set(usual))]
     rows = [f"| | cases | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
     for half_name, counts in found.items():

@@ -199,11 +199,10 @@ def write_back(run: Path, name: str | None) -> None:
 
 def read_back(run: Path) -> str | None:
     """The name of the checkpoint that the run went back to, if it has not written another one since."""
-    path = run / BACK
-    if not path.is_file():
+    try:
+        return reading.read_bytes(run / BACK, run, 100).decode(errors="replace")
+    except reading.MissingFileError:
         return None
-    with open(path, "rb") as file:
-        return file.read(100).decode(errors="replace")
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:

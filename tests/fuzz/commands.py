@@ -48,7 +48,7 @@ MICRO = [
     *("--task", "gym:sgqn/Catch-v0", "--agent", "sgdqn", "--preset", "tiny", "--quiet", "--device", "cpu"),
     *("--steps", "40", "--warmup-steps", "16", "--num-envs", "1", "--image-size", "24", "--encoder-layers", "2"),
     *("--encoder-filters", "4", "--hidden-dim", "16", "--embedding-dim", "8", "--decoder-filters", "4", "4"),
-    *("--batch-size", "8", "--pictures", "16", "--evaluate-every", "0", "--images-every", "0"),
+    *("--batch-size", "8", "--overlay-images", "16", "--evaluate-every", "0", "--images-every", "0"),
 ]
 VALID: dict[str, list[list[str]]] = {
     "train": [MICRO, ["--preset", "tiny", "--quiet"], [], ["--resume", "run"], ["--config", "config.toml", *MICRO]],
@@ -56,7 +56,7 @@ VALID: dict[str, list[list[str]]] = {
     "evaluate": [["run", "--episodes", "1"], ["pretrained:walker-walk"], ["--policy", "policy:act", "--name", "p"]],
     "explain": [["run", "--out", "a.png"], ["run", "run", "--out", "a.mp4"]],
     "saliency": [["run", "--episodes", "1", "--no-curves"]],
-    "report": [["run", "--no-pictures"], ["."]],
+    "report": [["run", "--no-images"], ["."]],
     "watch": [["run", "--no-browser", "--port", "0"]],
     "export": [["run", "--out", "exported"], ["run", "--out", "graph", "--format", "onnx"]],
     "pretrained": [[]],

@@ -40,7 +40,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load as unpack
 from safetensors.torch import save as pack
 
-from sgqn import checkpoint, evaluation, loading, run_folder, training
+from sgqn import checkpoint, evaluation, loading, memory, run_folder, training
 from sgqn.errors import SgqnError, WorkerError
 from sgqn.export import card
 from sgqn.pretrained import package
@@ -51,7 +51,7 @@ SECONDS = 10.0
 """A case that takes longer hangs."""
 GROWTH = 1 << 30
 """Bytes of memory that a case may need."""
-FAILURES = ("traceback", "lines", "hang", "memory", "silent", "outside")
+FAILURES = ("traceback", "lines", "hang", "memory", "silent", "wrote elsewhere")
 STEPS = (8, 16)
 """The checkpoints of the run."""
 
@@ -97,7 +97,7 @@ def originals() -> Path:
     home = Path(tempfile.mkdtemp(prefix="sgqn-fuzz-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     config = tiny_config(
-        steps=STEPS[-1], warmup_steps=4, num_envs=2, pictures=4, log_every=4, images_every=0, evaluate_every=0,
+        steps=STEPS[-1], warmup_steps=4, num_envs=2, overlay_images=4, log_every=4, images_every=0, evaluate_every=0,
         evaluate_shifts=("train",), checkpoint_every=STEPS[0], replay_capacity=12, device="cpu",
         settings={"batch_size": 2},
     )  # fmt: skip
@@ -171,7 +171,7 @@ def _resume(home: Path, target: str) -> dict[str, Any]:
     trainer, run = _trainer(), home / "run"
     with run_folder.hold(run):
         config = run_folder.read_config(run)
-        training._check_memory(config)
+        memory.check(config, torch.device("cpu"))
         opened = checkpoint.open_checkpoint(checkpoint.find(run))
         training._check_same_as(config, opened, run)
         trainer.folder, trainer.logs._folder = run, run
@@ -664,7 +664,7 @@ def _read(case: Case, home: Path, target: str, expected: dict[str, Any]) -> tupl
     if outcome in (REFUSED, "lines") and found is None and time.monotonic() - started > SECONDS * 6:
         return "hang", detail
     if _outside(home) != before:
-        return "outside", "a file outside of the run's folder changed"
+        return "wrote elsewhere", "a file outside of the run's folder changed"
     if grown > GROWTH:
         return "memory", f"{grown / 1e9:.1f} GB"
     if found is None:

@@ -13,7 +13,7 @@ from tests.fuzz.files import ANOTHER, NEW, NEW_REPLAY, REFUSED, SPECIAL, TRAPS, 
 
 pytestmark = pytest.mark.xdist_group("fuzz")  # one process makes the originals
 ALLOWED = (REFUSED, UNCHANGED, ANOTHER)
-EXAMPLES = int(os.environ.get("SGQN_FUZZ_FILES", "60"))
+EXAMPLES = int(os.environ.get("SGQN_FUZZ_FILES", "40"))
 
 
 @settings(

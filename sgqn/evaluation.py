@@ -35,6 +35,7 @@ from sgqn.envs.warp import num_cores
 from sgqn.errors import DataError, InvalidValueError
 
 MAX_ENVS = 16
+MAX_EPISODES = 1_000_000
 
 CHUNK = 4
 """Observations in one forward pass on a CPU."""
@@ -285,6 +286,8 @@ def check_plan(task: str, shifts: Sequence[str] | None, episodes: int, seed: int
 def _check(episodes: int, seed: int) -> None:
     if episodes < 1:
         raise InvalidValueError(f"episodes must be at least 1, not {episodes!r}")
+    if episodes > MAX_EPISODES:
+        raise InvalidValueError(f"episodes must be at most {MAX_EPISODES:,}, not {episodes!r}")
     check_seed(seed)
 
 

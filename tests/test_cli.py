@@ -381,3 +381,10 @@ def test_sweep_files_that_are_no_files(name: str, tmp_path: Path, capsys: pytest
 def test_a_run_with_a_pipe_for_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "config.json")
     assert "no checkpoint here" in fails(capsys, "evaluate", str(tmp_path))
+
+
+@pytest.mark.parametrize("command", ["evaluate", "saliency"])
+def test_more_episodes_than_fit_into_an_array(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "episodes must be at most 1,000,000" in fails(
+        capsys, command, "pretrained:walker-walk", "--episodes", "1e40"
+    )

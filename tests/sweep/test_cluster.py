@@ -21,7 +21,7 @@ from tests.sweep.sweeps import QUICK, quick
 
 pytest.importorskip("ray")
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sweep.py"
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="installed without the repository")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not SCRIPT.exists(), reason="installed without the repository")]
 LONGER = {"seed": [0, 1, 2], "steps": 600, "checkpoint_every": 50}
 
 
@@ -53,7 +53,6 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, benchmark: ModuleType) -> N
         assert benchmark.left_by(out / run.name) == benchmark.left_by(tmp_path / "local" / run.name)
 
 
-@pytest.mark.slow
 def test_a_lost_driver_is_replaced_by_the_same_command(tmp_path: Path, benchmark: ModuleType) -> None:
     plan, out, file = quick(**LONGER), tmp_path / "ray", tmp_path / "sweep.toml"
     values = {**QUICK, **LONGER}
@@ -72,7 +71,6 @@ def test_a_lost_driver_is_replaced_by_the_same_command(tmp_path: Path, benchmark
         assert benchmark.left_by(out / run.name) == benchmark.left_by(tmp_path / "local" / run.name)
 
 
-@pytest.mark.slow
 def test_runs_at_a_url_survive_a_killed_worker(tmp_path: Path, benchmark: ModuleType) -> None:
     """Each attempt has a local copy of its own; a lease on the storage keeps them apart."""
     plan, stored, killed = quick(**{**LONGER, "seed": [0, 1]}), tmp_path / "ray", []

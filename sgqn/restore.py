@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules import module as hooks
+from torch.nn.parameter import is_lazy
 
 from sgqn.agents import Agent, Spec, build_agent
 from sgqn.config import TrainConfig
@@ -58,7 +59,10 @@ def restore_agent(
 
 def check_fits(stored: Stored, agent: Agent, origin: object) -> None:
     """Refuse weights of other names, dtypes or shapes than the agent's."""
-    if wrong := difference(stored, described(agent.state_dict())):
+    own = agent.state_dict()
+    known = described({name: value for name, value in own.items() if not is_lazy(value)})
+    open_ = {name: stored[name] for name in own.keys() - known.keys() if name in stored}  # lazy modules take any shape
+    if wrong := difference(stored, {**known, **open_}):
         raise DataError(f"{origin}: the weights do not fit the configuration: {wrong}")
 
 
@@ -78,7 +82,7 @@ def bounded(stored: Stored, origin: object) -> Iterator[None]:
 
     def register(module: torch.nn.Module, name: str, value: Any) -> None:
         nonlocal numbers, count
-        if threading.get_ident() == thread and isinstance(value, Tensor):
+        if threading.get_ident() == thread and isinstance(value, Tensor) and not is_lazy(value):
             numbers, count = numbers - value.numel(), count - 1
             if min(numbers, count) < 0:
                 raise DataError(f"{origin}: its configuration asks for larger networks than its weights are of")

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from sgqn import checkpoint, data, memory, reading, run_folder
 from sgqn.agents import AGENTS, Phase, build_agent, check_actions, no_augmentation
@@ -619,7 +620,7 @@ class Trainer:
         """Bytes of tensors that a checkpoint may have besides the weights; None if an experience may keep any."""
         if AGENTS[self.config.agent].experience is not None:
             return None
-        weights = sum(tensor.nbytes for tensor in self.agent.state_dict().values())
+        weights = sum(tensor.nbytes for tensor in self.agent.state_dict().values() if not is_lazy(tensor))
         observations = self.config.num_envs * self.spec.channels * self.spec.render_size**2
         return 8 * weights + 8 * observations + (self.config.num_envs << 18) + (64 << 20)
 

@@ -319,7 +319,7 @@ def test_a_folder_above_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_demo_of_a_run_takes_no_task(capsys: pytest.CaptureFixture[str]) -> None:
     for option, value in (("--task", "walker-walk"), ("--agent", "sgqn")):
-        assert f"{option} {value} is not for --run" in fails(capsys, "demo", "--run", "run", option, value)
+        assert f"{option} chooses pretrained agents" in fails(capsys, "demo", "--run", "run", option, value)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import av
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sgqn import attribution, explain, run_folder
+from sgqn import attribution, explain
 from sgqn.cli import main
 from sgqn.errors import InvalidValueError
 from sgqn.explain import CELL, GAP, HEADER, LABELS, MARGIN, TITLE
@@ -209,12 +207,8 @@ def test_runs_of_different_tasks_are_not_compared(
     folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def other(**changes: object) -> str:
-        copy = tmp_path / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(folders["sac"], copy)
-        config = json.loads((copy / run_folder.CONFIG).read_text())
-        (copy / run_folder.CONFIG).write_text(json.dumps({**config, **changes}))
-        return fails(capsys, "explain", folders["sgqn"], str(copy), "--out", str(tmp_path / "a.png"))
+        run = untrained_run(tmp_path / "-".join(changes), tiny_config("sac", **changes))
+        return fails(capsys, "explain", folders["sgqn"], str(run), "--out", str(tmp_path / "a.png"))
 
     assert "cartpole-swingup and cartpole-balance" in other(task="cartpole-balance")
     assert "action repeats" in other(action_repeat=25)

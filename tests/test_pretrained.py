@@ -339,7 +339,9 @@ def test_one_altered_byte_of_the_weights_is_found(
     data = bytearray((folder / package.WEIGHTS).read_bytes())
     data[int(where * len(data))] ^= 1
     (folder / package.WEIGHTS).write_bytes(data)
-    with pytest.raises(DataError, match=r"weights\.safetensors: (altered, its checksum differs|not a safetensors file)"):
+    with pytest.raises(
+        DataError, match=r"weights\.safetensors: (altered, its checksum differs|not a safetensors file)"
+    ):
         sgqn.load_agent(folder)
     assert "weights.safetensors: " in fails(capsys, "evaluate", str(folder))
 

@@ -23,7 +23,7 @@ from sgqn.logs import Logs
 from sgqn.replay import Batch
 from sgqn.saliency import measure
 from sgqn.watch.looker import Looker
-from sgqn.watch.player import Player
+from sgqn.watch.player import Actor, Player
 from sgqn.watch.session import Session, Settings
 from tests.agents.small import batch_for, small
 from tests.helpers import TASK, tiny_config, untrained_run
@@ -164,7 +164,7 @@ def test_watch_of_a_minimal_agent(minimal: Path) -> None:
     subject = Subject.load(minimal)
     session = Session(Settings("train", subject.method, subject.rho, speed=100.0), TASK)
     looker = Looker(session)
-    player = Player(minimal, subject, session, looker)
+    player = Player(session, [Actor(minimal, subject, session, looker)])
     looker.start()
     seen: dict[str, Any] = {}
 

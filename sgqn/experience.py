@@ -66,7 +66,7 @@ class Experience(Protocol):
 
 
 class OffPolicy:
-    """A replay buffer and one update per agent step, after some random steps."""
+    """A replay buffer and one update every `agent.update_every` steps, after some random steps."""
 
     overlaps = True
 
@@ -107,8 +107,8 @@ class OffPolicy:
         return step < self.config.warmup_steps
 
     def due(self, step: int) -> int:
-        """One update per step, once the replay holds enough to learn from."""
-        return step - self.forgiven - self.updates if step >= self.learn_from else 0
+        """One update every `agent.update_every` steps, once the replay holds enough to learn from."""
+        return (step - self.forgiven) // self.agent.update_every - self.updates if step >= self.learn_from else 0
 
     def sample(self, phase: Phase) -> Batch:
         batch = self.replay.sample(self.agent.sample_size(phase), self.generators["sampler"])
@@ -147,7 +147,7 @@ class OffPolicy:
                 self.replay.check_actions(self.agent.spec.action_dim)
             return
         self.learn_from = step + self.config.warmup_steps
-        self.forgiven = step - self.updates
+        self.forgiven = step - self.updates * self.agent.update_every
         logger.warning(
             "the replay was not saved or has been removed: it is filled again, and learning continues at step %d",
             self.learn_from,

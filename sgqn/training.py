@@ -434,7 +434,7 @@ class Trainer:
 
     def _catch_up(self) -> None:
         """Make the updates that are due, but for those that may run while the environments step."""
-        spared = self.config.num_envs if self.experience.overlaps else 0
+        spared = self._per_iteration if self.experience.overlaps else 0
         while (due := self.experience.due(self.step)) > spared:
             self.runner.update(self._phases(min(self.config.num_envs, due - spared)))
             self._check_stop()
@@ -489,7 +489,7 @@ class Trainer:
     def _cycle(self) -> list[Phase]:
         """The phases until they repeat, as often as fits into the updates of one iteration, if these are not many."""
         period = math.lcm(*self.agent.intervals)
-        whole = min(LONGEST_CYCLE, self.config.num_envs) // period * period
+        whole = min(LONGEST_CYCLE, self._per_iteration) // period * period
         return [self._phase(update) for update in range(1, whole + 1)]
 
     @property
@@ -498,6 +498,11 @@ class Trainer:
         return max(1, self.config.overlay_images_renewed_every // 16)
 
     def _passed(self, every: int) -> bool:
+    @property
+    def _per_iteration(self) -> int:
+        """Updates that belong to one iteration of a learner with a replay buffer, rounded down."""
+        return max(1, self.config.num_envs // self.agent.update_every)
+
         """Whether the last iteration went over a multiple of `every`."""
         return _passed(self.config, self.step, every)
 

@@ -92,6 +92,21 @@ def test_the_replay_samples_as_many_steps_as_the_agent_asks_for(tmp_path: Path) 
     assert batch.action.tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize(("num_envs", "update_every"), [(2, 4), (2, 3), (6, 4)])
+def test_an_update_every_few_steps(
+    num_envs: int, update_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {**SMALL, "decoder_filters": (4, 4), "update_every": update_every, "epsilon_steps": 40}
+    config = config_of("sgdqn", num_envs=num_envs, settings=settings_for("sgdqn", TASK, **values))
+    whole = training.train(config, tmp_path / "whole", progress=False)
+    lines = list(run_folder.read_lines(whole / run_folder.METRICS))
+    for line in lines:  # those of the last iteration run while the environments make the next step
+        late = line["step"] // update_every - line["updates"] if line["step"] >= config.warmup_steps else 0
+        assert 0 <= late <= -(-num_envs // update_every)
+    assert lines[-1]["epsilon"] == pytest.approx(0.05, abs=0.01)  # after 40 agent steps, however many updates they are
+    assert same_weights(whole, stopped_and_resumed(config, tmp_path / "parts", monkeypatch))
+
+
 @pytest.mark.parametrize("agent", ["sac", "drqv2"])
 def test_a_task_with_discrete_actions_refuses_agents_without_and_nothing_is_written(agent: str, tmp_path: Path) -> None:
     expected = f"agent '{agent}' has continuous actions only, not one of 3 discrete actions: use one of discrete, dqn, "

@@ -83,11 +83,13 @@ class Agent(nn.Module):
     """Networks, optimizers and random generators; independent of environments, loggers and files.
 
     A subclass implements `make_optimizers`, `learn` and `policy`. `batch_size` is the number of transitions per update,
-    `discount` the discount factor, `n_steps` the number of steps of n-step returns.
+    `discount` the discount factor, `n_steps` the number of steps of n-step returns, `update_every` the number of agent
+    steps per update.
     """
 
     discount = 0.99
     n_steps = 1
+    update_every = 1
     intervals = Intervals()
 
     def __init__(self, spec: Spec, batch_size: int = 128):

@@ -44,6 +44,8 @@ class DQNSettings(Settings):
     """Learning rate."""
     tau: float = fraction(0.01)
     """EMA rate of the target network."""
+    update_every: int = count(1)
+    """Agent steps per update; 4 in the original."""
     targets_every: int = count(1)
     """Updates per target network step."""
     first_epsilon: float = probability(1.0)
@@ -51,7 +53,7 @@ class DQNSettings(Settings):
     last_epsilon: float = probability(0.05)
     """Final probability of a random action."""
     epsilon_steps: int = count(50_000)
-    """Updates until epsilon reaches its final value."""
+    """Agent steps until epsilon reaches its final value."""
     shift_pad: int = count(4, least=0)
     """Maximum random shift in pixels; 0: none."""
 
@@ -62,12 +64,13 @@ class DQN(Learner):
     def __init__(self, spec: Spec, settings: DQNSettings):
         super().__init__(spec, settings.batch_size)
         self.settings = settings
-        self.discount, self.n_steps = settings.discount, settings.n_steps
+        self.discount, self.n_steps, self.update_every = settings.discount, settings.n_steps, settings.update_every
         self.intervals = Intervals(targets=settings.targets_every)
         encoder = Encoder(spec.channels, settings.encoder_layers, settings.encoder_filters, spec.image_size)
         self.critic = DiscreteCritic(encoder, spec.action_dim, settings.embedding_dim, settings.hidden_dim)
         self.target = frozen_copy(self.critic)
-        self.exploration = LinearSchedule(settings.first_epsilon, settings.last_epsilon, settings.epsilon_steps)
+        updates = max(1, settings.epsilon_steps // settings.update_every)
+        self.exploration = LinearSchedule(settings.first_epsilon, settings.last_epsilon, updates)
 
     def make_optimizers(self) -> None:
         self.optimizers["critic"] = adam(self.critic.parameters(), self.settings.learning_rate)

@@ -40,6 +40,8 @@ class DrQv2Settings(Settings):
     """Learning rate of actor and critic."""
     tau: float = fraction(0.01)
     """EMA rate of the target networks."""
+    update_every: int = count(2)
+    """Agent steps per update."""
     actor_every: int = count(1)
     """Updates per actor step."""
     targets_every: int = count(1)
@@ -49,7 +51,7 @@ class DrQv2Settings(Settings):
     last_noise: float = weight(0.1)
     """Final standard deviation of the exploration noise."""
     noise_steps: int = count(100_000)
-    """Updates until the noise reaches its final value; the authors use 500000 (medium) and 2000000 (hard tasks)."""
+    """Agent steps until the noise reaches its final value; the authors use 500000 (medium) and 2000000 (hard tasks)."""
     noise_clip: float = weight(0.3)
     """Clipping range of the noise in the losses."""
     shift_pad: int = count(4, least=0)
@@ -65,7 +67,7 @@ class DrQv2(Learner):
     def __init__(self, spec: Spec, settings: DrQv2Settings):
         super().__init__(spec, settings.batch_size)
         self.settings = settings
-        self.discount, self.n_steps = settings.discount, settings.n_steps
+        self.discount, self.n_steps, self.update_every = settings.discount, settings.n_steps, settings.update_every
         self.intervals = Intervals(settings.actor_every, settings.targets_every)
         encoder = Encoder(spec.channels, settings.encoder_layers, settings.encoder_filters, spec.image_size)
         sizes = (spec.action_dim, settings.embedding_dim, settings.hidden_dim)
@@ -73,7 +75,8 @@ class DrQv2(Learner):
         self.actor = DeterministicActor(encoder.out_shape, *sizes)
         parts = {"projection": self.critic.projection, "heads": self.critic.heads}
         self.target = frozen_copy(nn.ModuleDict(parts))
-        self.exploration = LinearSchedule(settings.first_noise, settings.last_noise, settings.noise_steps)
+        updates = max(1, settings.noise_steps // settings.update_every)
+        self.exploration = LinearSchedule(settings.first_noise, settings.last_noise, updates)
 
     def make_optimizers(self) -> None:
         self.optimizers["critic"] = adam(self.critic.parameters(), self.settings.learning_rate)

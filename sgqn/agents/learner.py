@@ -109,7 +109,7 @@ class Wrapper(Agent):
     def __init__(self, learner: Learner, augmentation: Augmentation, auxiliary_every: int):
         super().__init__(learner.spec, learner.batch_size)
         self.learner, self.augmentation = learner, augmentation
-        self.discount, self.n_steps = learner.discount, learner.n_steps
+        self.discount, self.n_steps, self.update_every = learner.discount, learner.n_steps, learner.update_every
         self.intervals = Intervals(learner.intervals.actor, learner.intervals.targets, auxiliary_every)
 
     def make_optimizers(self) -> None:

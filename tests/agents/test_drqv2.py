@@ -49,7 +49,7 @@ def with_noise(agent: Any, *noise: Tensor) -> None:
 
 def test_a_whole_update_by_hand() -> None:
     """Losses, gradients where each optimizer gets them, targets; noise within and beyond the clip."""
-    agent = small("drqv2", double=True, first_noise=0.8, last_noise=0.2, noise_steps=10, tau=0.2)
+    agent = small("drqv2", double=True, first_noise=0.8, last_noise=0.2, noise_steps=10, tau=0.2, update_every=1)
     agent.exploration.count.fill_(4)
     drawn = torch.Generator().manual_seed(1)
     noise = [torch.randn(BATCH, ACTIONS, generator=drawn).double() for _ in range(2)]
@@ -126,7 +126,7 @@ def test_gradients_of_actions_that_saturate_pass() -> None:
 
 @pytest.mark.parametrize("name", ["drqv2", "sgdrqv2"])
 def test_the_noise_falls_with_updates_and_acting_sees_it(name: str) -> None:
-    agent = small(name, first_noise=0.8, last_noise=0.2, noise_steps=4)
+    agent = small(name, first_noise=0.8, last_noise=0.2, noise_steps=8, update_every=2)
     learner = getattr(agent, "learner", agent)
     obs = batch_for(agent).obs
     found = []

@@ -21,7 +21,7 @@ from sgqn.agents import AGENTS, Spec
 from sgqn.agents.settings import check_type
 from sgqn.config import TrainConfig, versions
 from sgqn.envs.families import find_task
-from sgqn.errors import BusyError, DataError, SgqnError
+from sgqn.errors import BusyError, DataError, InvalidValueError, SgqnError
 from sgqn.files import write_atomically
 from sgqn.reading import MissingFileError, line
 
@@ -35,7 +35,7 @@ LOCK = ".lock"
 BACK = ".back"
 """Names the checkpoint that the run went back to, until the next one is written."""
 ABOUT_THE_MACHINE = ("versions", "machine")
-"""What config.json has beside the configuration."""
+"""Keys of config.json that do not belong to the configuration."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,23 @@ def differences(config: TrainConfig, recorded: TrainConfig, kept: str = "in the 
         for name in there
         if name != "steps" and here.get(name) != there[name]
     ]
+
+
+def results_folder(config: TrainConfig, home: Path | None, out: Path | None) -> Path | None:
+    """Where results of an agent are kept: in its run's folder `home`, or for an exported agent, which has none, in a
+    folder of `out` that is created if needed; None if there is neither."""
+    if out is None:
+        return home
+    if home is not None:
+        raise InvalidValueError(f"--out {out} is for exported agents: results of this agent are kept in {home}")
+    folder = folder_of(config, out)
+    if (folder / CONFIG).exists():
+        if other := differences(read_config(folder), config, "of the agent"):
+            raise InvalidValueError(f"{folder} has another configuration ({'; '.join(other)}): choose another --out")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_config(folder, config)
+    return folder
 
 
 def options(config: TrainConfig) -> dict[str, Any]:
@@ -206,7 +223,7 @@ def read_back(run: Path) -> str | None:
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
-    """One line of JSON, in one write; it does not go on with a line that a kill left half-written."""
+    """One line of JSON, in one write. It is never appended to a line that a kill left half-written."""
     with reading.open_log(path, path.parent) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 1))

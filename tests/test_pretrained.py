@@ -424,6 +424,19 @@ def test_commands_take_it_and_leave_it_as_it_is(
     assert (result["step"], result["weights"]) == (24, "half")
     assert result["returns"] == pytest.approx([played.rewards.sum()], abs=0.5)
 
+    kept = tmp_path / "runs"
+    options = ["--shift", "color_easy", "--episodes", "1", "--out", str(kept)]
+    assert main(["evaluate", name, *options]) == 0
+    assert capsys.readouterr().out
+    (run,) = find_runs(kept).runs
+    assert run.path == kept / "cartpole-swingup" / "sgqn" / "0"
+    assert run.evaluations[0].returns == tuple(result["returns"])
+    own = json.loads((run.path / "config.json").read_text())
+    (run.path / "config.json").write_text(json.dumps({**own, "num_envs": 3}))
+    assert "has another configuration (num_envs is 3 there, " in fails(capsys, "evaluate", name, *options)
+    message = fails(capsys, "evaluate", str(trained["sgqn"]), *options)
+    assert f"--out {kept} is for exported agents: results of this agent are kept in {trained['sgqn']}" in message
+
     sheet = tmp_path / "a.png"
     assert main(["explain", name, str(packaged), "--frames", "2", "--out", str(sheet)]) == 0
     blocks = np.split(np.asarray(Image.open(sheet))[:, explain.MARGIN : -explain.MARGIN], 2, axis=1)
@@ -434,7 +447,8 @@ def test_commands_take_it_and_leave_it_as_it_is(
 
     nothing = Saliency("", "", 0, "", "", "", 0.9, "", 1, 1, (), {}, {}, {})
     monkeypatch.setattr(looking, "measure", lambda *_, **__: nothing)
-    assert main(["saliency", name, "--json"]) == 0
+    assert main(["saliency", name, "--json", "--out", str(tmp_path / "others")]) == 0
+    assert (tmp_path / "others" / "cartpole-swingup" / "sgqn" / "0" / "saliency.jsonl").is_file()
     line = json.loads(capsys.readouterr().out)[0]
     assert (line["step"], line["weights"]) == (24, "half")
     assert snapshot(packaged) == before

@@ -33,9 +33,9 @@ def evaluate(
 ) -> None:
     """Evaluate a trained agent in one or several shifts, with the benchmark's protocol.
 
-    Results are appended to the run's evaluations.jsonl; those of an exported or pretrained agent are printed only.
-    With --policy, --name and --task instead of RUN, any policy is evaluated, in a folder OUT/<task>/<name>/<seed> that
-    `sgqn report` reads.
+    Results are appended to the run's evaluations.jsonl. Those of an exported or pretrained agent are only printed, or
+    with --out kept in OUT/<task>/<agent>/<seed>. With --policy, --name and --task instead of RUN, any policy is
+    evaluated, in a folder OUT/<task>/<name>/<seed> that `sgqn report` reads.
 
     Args:
         path: Run, checkpoint or exported agent, or a name such as pretrained:walker-walk.
@@ -48,7 +48,7 @@ def evaluate(
         policy: Policy as package.module:name, a function of observations or an object with act, or what makes one.
         name: Name of the policy in tables and folders.
         task: Task of the policy.
-        out: Folder of the runs, for the policy's results. Default: runs.
+        out: Folder of runs to keep the results of an exported agent or of a policy in. Default for a policy: runs.
         policy_seed: Seed that the policy was trained with, which names its folder. Default: --seed.
         steps: Agent steps that the policy was trained for, if known.
         action_repeat: Control steps per action of the policy. Default: the task's.
@@ -61,10 +61,10 @@ def evaluate(
     own |= {"image_size": image_size, "frame_stack": frame_stack}
     with bars("steps/s") as report:
         if policy is None:
-            _refuse({"name": name, "task": task, "out": out, **own}, "for --policy only")
+            _refuse({"name": name, "task": task, **own}, "for --policy only")
             if path is None:
                 raise InvalidValueError("name a run to evaluate, or a policy with --policy, --name and --task")
-            lines = evaluation.record(path, shift, episodes, seed, renderer, device or "cpu", report)
+            lines = evaluation.record(path, shift, episodes, seed, renderer, device or "cpu", report, out)
         else:
             _refuse({"RUN": path}, "not for --policy")
             if name is None or task is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from pathlib import Path
 
 from sgqn.cli.command import Flag, Method, Renderer, Run, Shift, bars, command
 
@@ -20,11 +21,12 @@ def saliency(
     renderer: Renderer = "auto",
     device: str = "cpu",
     json: Flag = False,
+    out: Path | None = None,
 ) -> None:
     """Compare an agent's attributions with the simulator's mask of the controlled system.
 
-    Results are appended to the run's saliency.jsonl, which `sgqn report` reads; those of exported and pretrained agents
-    are only printed.
+    Results are appended to the run's saliency.jsonl, which `sgqn report` reads. Those of an exported or pretrained
+    agent are only printed, or with --out kept in OUT/<task>/<agent>/<seed>.
 
     Args:
         path: Run, checkpoint or exported agent, or a name such as pretrained:walker-walk.
@@ -38,13 +40,14 @@ def saliency(
         renderer: Renderer; gl draws the benchmark's own pixels.
         device: Device to run the networks on.
         json: Print JSON instead of a table.
+        out: Folder of runs to keep the results of an exported agent in.
     """
     from rich.console import Console
 
     from sgqn.results import looking
 
     with bars() as advance:
-        options = (seed, renderer, device, every, not no_curves, advance)
+        options = (seed, renderer, device, every, not no_curves, advance, out)
         lines = looking.record(path, shift, episodes, method, rho, *options)
     if json:
         print(jsonlib.dumps(lines, indent=1))

@@ -318,11 +318,6 @@ def newest_good(run: str | Path) -> Path | None:
     return _newest_good(list_checkpoints(run))
 
 
-def not_finite(weights: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds NaN or infinity, None if there is none."""
-    return next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
-
-
 def run_of(path: str | Path) -> Path | None:
     """The folder of the run that a checkpoint folder, which need not be complete, belongs to; None for other paths."""
     path = Path(os.path.abspath(path))
@@ -359,7 +354,7 @@ def _newest_good(checkpoints: list[Path]) -> Path | None:
         with suppress(DataError):
             opened = Opened(path)
             opened.tensors.check()
-            if not_finite(opened.load_weights()) is None:
+            if reading.not_finite(opened.load_weights()) is None:
                 return path
     return None
 

@@ -314,6 +314,11 @@ def described(tensors: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
     return {name: TensorInfo(value.dtype, tuple(value.shape)) for name, value in tensors.items()}
 
 
+def not_finite(weights: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds NaN or infinity, None if there is none."""
+    return next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
+
+
 def _parse_header(data: bytes, length: int) -> dict[str, TensorInfo]:
     """The header of a safetensors file that has `length` bytes of tensors."""
     values = mapping(parse_json(data), "the header")

@@ -17,7 +17,7 @@ from sgqn.agents import Agent, Spec, build_agent
 from sgqn.config import TrainConfig
 from sgqn.device import check_device
 from sgqn.errors import DataError, InvalidValueError, SgqnError
-from sgqn.reading import TensorInfo, described, difference, line
+from sgqn.reading import TensorInfo, described, difference, line, not_finite
 
 Weights = Mapping[str, Tensor]
 Stored = Mapping[str, TensorInfo]
@@ -68,9 +68,8 @@ def check_fits(stored: Stored, agent: Agent, origin: object) -> None:
 
 def check_finite(weights: Weights, origin: object) -> None:
     """Refuse weights that are NaN or infinite."""
-    for name, tensor in weights.items():
-        if not tensor.isfinite().all():
-            raise DataError(f"{origin}: {name} has weights that are NaN or infinite")
+    if (name := not_finite(weights)) is not None:
+        raise DataError(f"{origin}: {name} has weights that are NaN or infinite")
 
 
 @contextmanager

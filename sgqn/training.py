@@ -14,7 +14,7 @@ import math
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,13 +102,10 @@ def resume(
             config = _with_end(config, steps, checkpoint.step_of(start) if start else 0)
         memory.check(config, backend_of(config).device)
         with memory.enough():
-            opened = None
-            with ExitStack() as stack:
-                if start is not None:
-                    opened = checkpoint.open_checkpoint(start)
-                    _check_same_as(config, opened, folder)
-                    stack.enter_context(bounded(opened.weights.header, opened.folder))
-                trainer = Trainer(config, folder, progress, callbacks)
+            opened = None if start is None else checkpoint.open_checkpoint(start)
+            if opened is not None:
+                _check_same_as(config, opened, folder)
+            trainer = Trainer(config, folder, progress, callbacks, opened)
             try:
                 if opened is not None:
                     trainer.load(opened)
@@ -311,7 +308,15 @@ def backend_of(config: TrainConfig) -> Backend:
 class Trainer:
     """All parts of one run."""
 
-    def __init__(self, config: TrainConfig, folder: Path, progress: bool = True, callbacks: Sequence[Callback] = ()):
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        progress: bool = True,
+        callbacks: Sequence[Callback] = (),
+        start: checkpoint.Opened | None = None,
+    ):
+        """`start` is the checkpoint to continue from. Its weights bound the size of the networks; `load` reads them."""
         self.config, self.folder, self.callbacks = config, folder, tuple(callbacks)
         entry = AGENTS[config.agent]
         self.backend = backend_of(config)
@@ -335,9 +340,10 @@ class Trainer:
             if AUGMENTATIONS[name].needs_images:
                 self.bank = PictureBank(config.overlay_images, config.image_size, config.seed, self.device)
             augmentation = make_augmentation(name, self.bank)
-        self.agent = build_agent(
-            config.agent, self.spec, config.settings, augmentation, seed=config.seed, device=self.device
-        )
+        with bounded(start.weights.header, start.folder) if start else nullcontext():
+            self.agent = build_agent(
+                config.agent, self.spec, config.settings, augmentation, seed=config.seed, device=self.device
+            )
         self.experience: Experience = (entry.experience or OffPolicy)(config, self.agent, self.device)
         self.explorer = torch.Generator().manual_seed(config.seed + 2)
         self.step = 0
@@ -568,7 +574,7 @@ class Trainer:
         if self._saved == (self.step, self.updates):
             return
         weights = self.agent.state_dict()
-        if (broken := checkpoint.not_finite(weights)) is not None:
+        if (broken := reading.not_finite(weights)) is not None:
             raise self._diverged(f"{broken} has weights that are NaN or infinite")
         tag = checkpoint.name(self.step)
         self.experience.save(self.folder / run_folder.REPLAY, tag)
@@ -597,7 +603,7 @@ class Trainer:
         _check_same_as(self.config, opened, self.folder)
         fits = partial(check_fits, agent=self.agent, origin=folder)
         loaded = checkpoint.load(opened, fits=fits, limit=self._largest_state())
-        if (broken := checkpoint.not_finite(loaded.weights)) is not None:
+        if (broken := reading.not_finite(loaded.weights)) is not None:
             good = checkpoint.newest_good(self.folder)
             raise DataError(
                 f"{folder}: {broken} has weights that are NaN or infinite" + (f"; use {good}" if good else "")

@@ -453,6 +453,17 @@ def test_a_configuration_that_was_edited_is_refused(run: Path, capsys: pytest.Ca
     assert "(seed is 4 there, 0 in the checkpoint; batch_size is 9 there, 8 in the checkpoint)" in message
 
 
+def test_a_failure_of_the_environment_is_not_reported_as_a_bad_configuration(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_vec(*args: Any, **options: Any) -> None:
+        raise RuntimeError("a bug of the simulator")
+
+    monkeypatch.setattr(training, "make_vec", make_vec)
+    with pytest.raises(RuntimeError, match="a bug of the simulator"):
+        training.resume(run, steps=90)
+
+
 @pytest.mark.parametrize(
     "error",
     [sgqn.WorkerError("the worker was killed by signal 9"), OSError(errno.ENOSPC, "No space left on device", "a file")],

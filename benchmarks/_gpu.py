@@ -42,7 +42,7 @@ def backend_for(device: torch.device, path: str = "auto", precision: str = "auto
 def make_agent(name: str, device: torch.device, tiny: bool) -> Agent:
     spec, settings = sizes(name, tiny)
     images = smooth(256, spec.image_size, torch.Generator(device).manual_seed(7)).mul(255).byte()
-    return build_agent(name, spec, settings, partial(overlay, pictures=images), seed=0, device=device)
+    return build_agent(name, spec, settings, partial(overlay, images=images), seed=0, device=device)
 
 
 def smooth(count: int, size: int, generator: torch.Generator) -> Tensor:

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from sgqn.agents import Agent, Phase, Spec, build_agent
 from sgqn.agents.sgqn import SGQN
-from sgqn.augmentations import PictureBank, make_augmentation
+from sgqn.augmentations import ImageBank, make_augmentation
 from sgqn.config import preset
-from sgqn.envs.backgrounds import generated_pictures
+from sgqn.envs.backgrounds import generated_images
 from sgqn.replay import Batch, Replay
 
 SIZE, SIDE = 48, 8
@@ -56,7 +56,7 @@ class Squares:
     """The task. Observations are uint8 (n, 9, SIZE, SIZE): the same frame three times."""
 
     def __init__(self, num_backgrounds: int, seed: int):
-        images = generated_pictures(num_backgrounds, SIZE, seed)
+        images = generated_images(num_backgrounds, SIZE, seed)
         self.backgrounds = (images // 3).permute(0, 3, 1, 2)  # dimmed, so that the square stands out
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -85,7 +85,7 @@ def train(options: Options) -> list[Row]:
     if options.tiny:
         options = replace(options, updates=4, every=2)
     settings = replace(preset("tiny", "walker-walk", options.agent).settings, batch_size=32)
-    bank = PictureBank(256, SIZE, options.seed, paths=[])
+    bank = ImageBank(256, SIZE, options.seed, paths=[])
     augmentation = make_augmentation("overlay", bank)
     agent = build_agent(options.agent, Spec(1, 9, SIZE, SIZE), settings, augmentation, seed=options.seed)
     envs, seen, unseen = 8, Squares(1, 1), Squares(64, 2)

@@ -131,7 +131,7 @@ def show(options: Options, settings: SGQNSettings, seconds: dict[str, float], sh
 
 def make_agent(spec: Spec, settings: SGQNSettings, device: torch.device = CPU) -> SGQN:
     images = torch.randint(256, (256, 3, spec.image_size, spec.image_size), dtype=torch.uint8)
-    agent = build_agent("sgqn", spec, settings, partial(overlay, pictures=images.to(device)), device=device)
+    agent = build_agent("sgqn", spec, settings, partial(overlay, images=images.to(device)), device=device)
     assert isinstance(agent, SGQN)
     with torch.no_grad():  # move away from the sparse initialization, as training does
         generator = torch.Generator().manual_seed(1)

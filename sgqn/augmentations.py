@@ -1,7 +1,8 @@
 """Image augmentations, batched on the device: `(obs, generator) -> obs`.
 
 Observations are uint8 or float (B, C, H, W) in [0, 255], C being stacked RGB frames. Every draw comes from the
-explicit generator (on the device of the observations), one per image and the same for all its stacked frames.
+explicit generator (on the device of the observations), one per image and the same for all its stacked frames, over
+which `moving_overlay` moves.
 Shapes are static and nothing waits for the device, so all of them can be captured in a CUDA graph.
 """
 
@@ -87,14 +88,32 @@ def center_crop(obs: Tensor, size: int = 84) -> Tensor:
 
 
 @register_augmentation("overlay", needs_images=True)
-def overlay(obs: Tensor, generator: torch.Generator, pictures: Tensor, alpha: float = 0.5) -> Tensor:
+def overlay(obs: Tensor, generator: torch.Generator, images: Tensor, alpha: float = 0.5) -> Tensor:
     """(1 - alpha) obs + alpha image, the image drawn from uint8 (num, 3, H, W), the same for all stacked frames."""
+    _check_overlay(obs, images, alpha)
+    return blend(obs, images, _randint(len(images), (len(obs),), obs, generator), alpha)
+
+
+@register_augmentation("moving_overlay", needs_images=True)
+def moving_overlay(
+    obs: Tensor, generator: torch.Generator, images: Tensor, alpha: float = 0.5, speed: int = 8
+) -> Tensor:
+    """`overlay` with an image that moves from frame to frame, as a video does: by up to `speed` pixels along each axis,
+    always in the same direction. Outside the image, its edge pixels continue."""
+    _check_overlay(obs, images, alpha)
+    batch, channels, height, width = obs.shape
+    chosen = images.index_select(0, _randint(len(images), (batch,), obs, generator))
+    down, right = _randint(2 * speed + 1, (2, batch), obs, generator) - speed
+    moved = [window(chosen, step * down, step * right, height, width) for step in range(channels // 3)]
+    return (1 - alpha) * obs.float() + alpha * torch.cat(moved, dim=1).float()
+
+
+def _check_overlay(obs: Tensor, images: Tensor, alpha: float) -> None:
     if not 0 <= alpha <= 1:
         raise InvalidValueError(f"overlay: alpha must lie in [0, 1], got {alpha}")
     frame = _rgb_frames(obs).shape[2:]
-    if pictures.shape[1:] != frame:
-        raise InvalidValueError(f"overlay: images of {tuple(pictures.shape[1:])} on frames of {tuple(frame)}")
-    return blend(obs, pictures, _randint(len(pictures), (len(obs),), obs, generator), alpha)
+    if images.shape[1:] != frame:
+        raise InvalidValueError(f"overlay: images of {tuple(images.shape[1:])} on frames of {tuple(frame)}")
 
 
 @replaceable
@@ -147,7 +166,7 @@ def _larger(obs: Tensor, size: int) -> tuple[int, int]:
     return height, width
 
 
-class PictureBank:
+class ImageBank:
     """`num` random resized crops of the data directory's images, uint8 (num, 3, size, size) on the device. If there are
     none, generated images are used; `source` is "pictures" or "generated". Crop number k depends only on `seed` and k
     and is in slot k modulo `num`, so two integers are the whole state of the bank.
@@ -173,9 +192,9 @@ class PictureBank:
         self.size = size
         self.seed = seed
         self.source = "pictures" if files else "generated"
-        self._sources: Sequence[Image.Image] | _PictureFiles
+        self._sources: Sequence[Image.Image] | _ImageFiles
         if files:
-            self._sources = _PictureFiles(files, cache_bytes)
+            self._sources = _ImageFiles(files, cache_bytes)
             log.info("overlay images: random crops of %d files", len(files))
         else:
             self._sources = _generated(num, size)
@@ -183,7 +202,7 @@ class PictureBank:
         self._fingerprint = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
         self._worker: ThreadPoolExecutor | None = None
         self._next: tuple[int, Future[Tensor]] | None = None  # how many, and the crops
-        self.pictures = torch.zeros(num, 3, size, size, dtype=torch.uint8, device=device)
+        self.images = torch.zeros(num, 3, size, size, dtype=torch.uint8, device=device)
         self._drawn = 0
         self._append(self._crops(0, num))
 
@@ -205,7 +224,7 @@ class PictureBank:
             crops = self._crops(self._drawn, n)
         self._append(crops)
         if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="pictures")
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="images")
         self._next = (n, self._worker.submit(self._crops, self._drawn, n))
 
     def state_dict(self) -> dict[str, Any]:
@@ -240,8 +259,8 @@ class PictureBank:
         """Write crops to the slots that follow: one slice, or two around the end."""
         slot = self._drawn % self.num
         fit = min(len(crops), self.num - slot)
-        self.pictures[slot : slot + fit].copy_(crops[:fit], non_blocking=True)
-        self.pictures[: len(crops) - fit].copy_(crops[fit:], non_blocking=True)
+        self.images[slot : slot + fit].copy_(crops[:fit], non_blocking=True)
+        self.images[: len(crops) - fit].copy_(crops[fit:], non_blocking=True)
         self._drawn += len(crops)
 
     def _crops(self, first: int, count: int) -> Tensor:
@@ -262,20 +281,20 @@ class PictureBank:
         return torch.from_numpy(crops).permute(0, 3, 1, 2).contiguous()
 
 
-def make_augmentation(name: str, bank: PictureBank | None = None) -> Augmentation:
+def make_augmentation(name: str, bank: ImageBank | None = None) -> Augmentation:
     """The augmentation called `name`; if it needs images, it uses the bank's current ones."""
     entry = AUGMENTATIONS[name]
     if not entry.needs_images:
         return entry.function
     if bank is None:
-        raise InvalidValueError(f"the augmentation {name!r} needs images: a PictureBank")
-    return lambda obs, generator: entry.function(obs, generator, bank.pictures)
+        raise InvalidValueError(f"the augmentation {name!r} needs images: a ImageBank")
+    return lambda obs, generator: entry.function(obs, generator, bank.images)
 
 
 # Images
 
 
-class _PictureFiles:
+class _ImageFiles:
     """Decoded images by index, with a cache. Unreadable files are skipped: the next readable file is used."""
 
     def __init__(self, paths: list[Path], cache_bytes: int):
@@ -338,10 +357,10 @@ def _held(image: Image.Image) -> int:
 
 
 def _generated(num: int, size: int) -> list[Image.Image]:
-    from sgqn.envs.backgrounds import generated_pictures
+    from sgqn.envs.backgrounds import generated_images
 
-    pictures = generated_pictures(min(max(num // 8, 32), 256), size + size // 4, 0)
-    return [Image.fromarray(picture) for picture in np.asarray(pictures)]
+    images = generated_images(min(max(num // 8, 32), 256), size + size // 4, 0)
+    return [Image.fromarray(image) for image in np.asarray(images)]
 
 
 def _random_resized_crop(image: Image.Image, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -10,8 +10,8 @@ A folder of that name is always whole: it is written under another name, flushed
 step moves the old folder aside (suffix `.old`) for an instant; should the process die in that instant, the old folder
 still counts as that step's checkpoint.
 
-Checksums find damage, not forgery: whoever rewrites the manifest too can store other numbers, but never code. Files are
-read by `sgqn.reading`: what does not belong into a checkpoint is refused before memory for it is allocated.
+Checksums find damage, not forgery: somebody who also rewrites the manifest can store other numbers, but never code.
+Files are read by `sgqn.reading`: what does not belong into a checkpoint is refused before memory for it is allocated.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ def find(path: str | Path) -> Path:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether there is a manifest; one that is a pipe or a broken link is damage, which whoever reads it is told."""
+    """Whether there is a manifest. A pipe or a broken link counts: reading it reports the damage."""
     return os.path.lexists(path / MANIFEST)
 
 

@@ -181,10 +181,12 @@ def record(
     renderer: str = "auto",
     device: str = "cpu",
     on_step: Callable[[str, int, int], None] | None = None,
+    out: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Evaluate a run's agent in some shifts, by default in those that its task is tested in.
 
-    Each result is appended to the run's log as soon as it is there.
+    Each result is appended to the run's log as soon as it is there. Results of an exported agent are kept in
+    `out`/<task>/<agent>/<seed> if `out` is given.
 
     Everything that can be wrong with the arguments is found before the first episode. `on_step(shift, done, total)`
     reports agent steps.
@@ -192,6 +194,7 @@ def record(
     _check(episodes, seed)
     agent, config, step, home, precision = loading.load(path, device)
     shifts = check_plan(config.task, shifts, episodes, seed, renderer)
+    home = run_folder.results_folder(config, home, out)
     if home is not None:
         check_writable(home / run_folder.EVALUATIONS)
     keep = None if home is None else partial(run_folder.append_line, home / run_folder.EVALUATIONS)

@@ -76,7 +76,7 @@ class OffPolicy:
         self.generators = {"sampler": torch.Generator(device).manual_seed(config.seed + 1)}
         self.updates = 0
         self.learn_from = config.warmup_steps
-        self.forgiven = 0  # updates that a run resumed without its replay could not make
+        self.forgiven = 0  # steps for which a run resumed without its replay could not make updates
 
     def start(self, obs: Tensor) -> None:
         shortest = min(40, self.config.episode_steps)

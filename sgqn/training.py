@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 
 from sgqn import checkpoint, data, memory, reading, run_folder
 from sgqn.agents import AGENTS, Phase, build_agent, check_actions, no_augmentation
-from sgqn.augmentations import AUGMENTATIONS, Augmentation, PictureBank, make_augmentation
+from sgqn.augmentations import AUGMENTATIONS, Augmentation, ImageBank, make_augmentation
 from sgqn.callbacks import Callback, Reason
 from sgqn.config import TrainConfig
 from sgqn.envs.families import find_task
@@ -200,7 +200,7 @@ def train_seeds(
 ) -> list[Path]:
     """Train one run for each seed, one after another; returns their folders.
 
-    Called again, it skips what is complete and goes on with what was interrupted. A run that diverges is reported when
+    Called again, it skips what is complete and continues what was interrupted. A run that diverges is reported when
     all others are done.
     """
     seeds = list(seeds)
@@ -216,7 +216,7 @@ def train_seeds(
         started = (folder / run_folder.CONFIG).exists()
         done = started and _complete(one, folder)
         if progress:
-            print(name + (" is complete" if done else " goes on" if started else ""), file=sys.stderr)
+            print(name + (" is complete" if done else " continues" if started else ""), file=sys.stderr)
         try:
             advance(one, out, progress, callbacks)
         except DivergedError as error:
@@ -333,12 +333,12 @@ class Trainer:
         )
         self.spec = run_folder.spec_of(config, self.envs.action_dim, self.envs.discrete)
         check_actions(config.agent, self.spec)
-        self.bank: PictureBank | None = None
+        self.bank: ImageBank | None = None
         augmentation: Augmentation = no_augmentation
         if entry.augments:
             name = getattr(config.settings, "augmentation", find_task(config.task).defaults.augmentation)
             if AUGMENTATIONS[name].needs_images:
-                self.bank = PictureBank(config.overlay_images, config.image_size, config.seed, self.device)
+                self.bank = ImageBank(config.overlay_images, config.image_size, config.seed, self.device)
             augmentation = make_augmentation(name, self.bank)
         with bounded(start.weights.header, start.folder) if start else nullcontext():
             self.agent = build_agent(
@@ -499,16 +499,16 @@ class Trainer:
         return [self._phase(update) for update in range(1, whole + 1)]
 
     @property
+    def _per_iteration(self) -> int:
+        """Updates that belong to one iteration of a learner with a replay buffer, rounded down."""
+        return max(1, self.config.num_envs // self.agent.update_every)
+
+    @property
     def _renewal(self) -> int:
         """Steps between two renewals of a sixteenth of the overlay crops."""
         return max(1, self.config.overlay_images_renewed_every // 16)
 
     def _passed(self, every: int) -> bool:
-    @property
-    def _per_iteration(self) -> int:
-        """Updates that belong to one iteration of a learner with a replay buffer, rounded down."""
-        return max(1, self.config.num_envs // self.agent.update_every)
-
         """Whether the last iteration went over a multiple of `every`."""
         return _passed(self.config, self.step, every)
 

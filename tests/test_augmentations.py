@@ -16,9 +16,10 @@ from torch import Tensor
 from sgqn.augmentations import (
     AUGMENTATIONS,
     Augmentation,
-    PictureBank,
+    ImageBank,
     center_crop,
     make_augmentation,
+    moving_overlay,
     overlay,
     random_conv,
     random_crop,
@@ -43,12 +44,13 @@ def pictures(num: int = 10, size: int = SIZE) -> Tensor:
 
 
 EVERY: dict[str, Augmentation] = {
+    "moving_overlay": lambda obs, g: moving_overlay(obs, g, pictures(), speed=2),
     "overlay": lambda obs, g: overlay(obs, g, pictures()),
     "random_conv": random_conv,
     "random_crop": lambda obs, g: random_crop(obs, g, size=8),
     "random_shift": lambda obs, g: random_shift(obs, g, pad=2),
 }
-OUTPUT = {"overlay": torch.float32, "random_conv": torch.float32}  # the others keep the dtype
+OUTPUT = dict.fromkeys(("moving_overlay", "overlay", "random_conv"), torch.float32)  # the others keep the dtype
 
 
 # What holds for all
@@ -85,7 +87,7 @@ def test_randomness_is_the_generators_alone(name: str) -> None:
     assert torch.equal(EVERY[name](observations(), generator()), first)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "moving_overlay"])
 def test_stacked_frames_are_treated_alike_and_images_are_not(name: str) -> None:
     """Equal frames stay equal within a stack; equal images of a batch become different ones."""
     obs = observations(1, 1).repeat(16, 3, 1, 1)
@@ -187,6 +189,23 @@ def test_overlay_equals_mixing_each_image() -> None:
         torch.testing.assert_close(mixed.double(), expected, atol=1e-4, rtol=0)
 
 
+def test_a_moving_overlay_equals_mixing_each_frame() -> None:
+    obs, bank = observations(30), pictures()
+    out = moving_overlay(obs, generator(2), bank, alpha=0.3, speed=3)
+    drawn = generator(2)
+    index = torch.randint(10, (30,), generator=drawn).tolist()
+    down, right = (torch.randint(7, (2, 30), generator=drawn) - 3).tolist()
+    assert {-3, 0, 3} <= set(down)
+    for image, mixed, number, dy, dx in zip(obs, out, index, down, right, strict=True):
+        for step in range(3):
+            rows = np.clip(np.arange(SIZE) + step * dy, 0, SIZE - 1)
+            columns = np.clip(np.arange(SIZE) + step * dx, 0, SIZE - 1)
+            moved = bank[number].numpy()[:, rows][:, :, columns]
+            frame = slice(3 * step, 3 * step + 3)
+            expected = 0.7 * image[frame].numpy().astype(float) + 0.3 * moved
+            np.testing.assert_allclose(mixed[frame].numpy(), expected, atol=1e-4)
+
+
 def test_overlay_draws_every_picture() -> None:
     shades = torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(20, 3, 2, 2)
     out = overlay(torch.zeros(4000, 3, 2, 2, dtype=torch.uint8), generator(), shades, alpha=1.0)
@@ -197,6 +216,8 @@ def test_overlay_draws_every_picture() -> None:
 def test_overlay_refuses_what_does_not_fit() -> None:
     with pytest.raises(InvalidValueError, match=r"\(3, 5, 5\)"):
         overlay(observations(), generator(), pictures(size=5))
+    with pytest.raises(InvalidValueError, match=r"\(3, 5, 5\)"):
+        moving_overlay(observations(), generator(), pictures(size=5))
     with pytest.raises(InvalidValueError, match="4 channels"):
         overlay(torch.zeros(1, 4, SIZE, SIZE), generator(), pictures())
 
@@ -223,16 +244,16 @@ def test_random_conv_equals_a_convolution_of_each_frame() -> None:
 
 
 def test_registry() -> None:
-    assert set(AUGMENTATIONS) == {"overlay", "random_conv"}
-    bank = PictureBank(4, SIZE, paths=[])
+    assert set(AUGMENTATIONS) >= {"overlay", "random_conv"}
+    bank = ImageBank(4, SIZE, paths=[])
     for name in AUGMENTATIONS:
         assert make_augmentation(name, bank)(observations(), generator()).shape == observations().shape
     with pytest.raises(UnknownNameError, match="random_conv"):
         make_augmentation("random_cnov")
-    with pytest.raises(InvalidValueError, match="PictureBank"):
+    with pytest.raises(InvalidValueError, match="ImageBank"):
         make_augmentation("overlay")
     with pytest.raises(InvalidValueError, match="alpha"):
-        overlay(observations(), generator(), bank.pictures, alpha=2)
+        overlay(observations(), generator(), bank.images, alpha=2)
 
 
 # The bank
@@ -257,16 +278,16 @@ def gradient(path: Path, width: int = 160, height: int = 120) -> Path:
 
 
 def test_bank_holds_crops_of_all_files(files: list[Path]) -> None:
-    bank = PictureBank(200, SIZE, paths=files)
+    bank = ImageBank(200, SIZE, paths=files)
     assert bank.source == "pictures"
-    assert (bank.pictures.shape, bank.pictures.dtype) == ((200, 3, SIZE, SIZE), torch.uint8)
-    shades = (bank.pictures[:, 0].float().mean(dim=(1, 2)) / 20).round().long()
+    assert (bank.images.shape, bank.images.dtype) == ((200, 3, SIZE, SIZE), torch.uint8)
+    shades = (bank.images[:, 0].float().mean(dim=(1, 2)) / 20).round().long()
     assert set(shades.tolist()) == set(range(12))
 
 
 def test_crops_are_random_resized_crops(tmp_path: Path) -> None:
-    bank = PictureBank(600, 16, paths=[gradient(tmp_path / "a.png")])
-    red, green = (bank.pictures[:, channel].float() for channel in (0, 1))
+    bank = ImageBank(600, 16, paths=[gradient(tmp_path / "a.png")])
+    red, green = (bank.images[:, channel].float() for channel in (0, 1))
     across = (red[:, :, -1] - red[:, :, 0]).mean(dim=1) / 255 * 16 / 15  # share of the width, < 0 if mirrored
     down = (green[:, -1] - green[:, 0]).mean(dim=1) / 255 * 16 / 15
     assert 0.4 < (across < 0).float().mean() < 0.6
@@ -284,63 +305,63 @@ def test_crops_are_random_resized_crops(tmp_path: Path) -> None:
 
 
 def test_extreme_shapes_fall_back_to_the_middle(tmp_path: Path) -> None:
-    bank = PictureBank(20, SIZE, paths=[gradient(tmp_path / "wide.png", 400, 4)])
-    red = bank.pictures[:, 0].float().mean(dim=(1, 2))
+    bank = ImageBank(20, SIZE, paths=[gradient(tmp_path / "wide.png", 400, 4)])
+    red = bank.images[:, 0].float().mean(dim=(1, 2))
     assert (red - 127.5).abs().max() < 120
 
 
 def test_large_pictures_are_reduced(tmp_path: Path) -> None:
-    bank = PictureBank(4, SIZE, paths=[gradient(tmp_path / "large.jpg", 2000, 1500)])
+    bank = ImageBank(4, SIZE, paths=[gradient(tmp_path / "large.jpg", 2000, 1500)])
     assert min(bank._sources[0].size) == 256
 
 
 def test_same_seed_same_pictures(files: list[Path]) -> None:
-    a, b, c = (PictureBank(70, SIZE, seed=seed, paths=files) for seed in (1, 1, 2))
-    assert torch.equal(a.pictures, b.pictures)
-    assert not torch.equal(a.pictures, c.pictures)
+    a, b, c = (ImageBank(70, SIZE, seed=seed, paths=files) for seed in (1, 1, 2))
+    assert torch.equal(a.images, b.images)
+    assert not torch.equal(a.images, c.images)
 
 
 def test_refresh_replaces_the_oldest_in_place(files: list[Path]) -> None:
-    bank = PictureBank(10, SIZE, paths=[gradient(files[0].parent / "g.png")])
-    address, before = bank.pictures.data_ptr(), bank.pictures.clone()
+    bank = ImageBank(10, SIZE, paths=[gradient(files[0].parent / "g.png")])
+    address, before = bank.images.data_ptr(), bank.images.clone()
     bank.refresh(4)
-    changed = (bank.pictures != before).flatten(1).any(dim=1).tolist()
+    changed = (bank.images != before).flatten(1).any(dim=1).tolist()
     assert changed == [True] * 4 + [False] * 6
     bank.refresh(4)
     bank.refresh(4)
-    assert (bank.pictures != before).flatten(1).any(dim=1).all()
-    assert bank.pictures.data_ptr() == address
+    assert (bank.images != before).flatten(1).any(dim=1).all()
+    assert bank.images.data_ptr() == address
     bank.refresh(0)
     bank.refresh(99)
 
 
 def test_pictures_do_not_depend_on_how_or_when_they_were_prepared(files: list[Path]) -> None:
     path = gradient(files[0].parent / "g.png")
-    a, b = (PictureBank(10, SIZE, paths=[*files, path]) for _ in range(2))
+    a, b = (ImageBank(10, SIZE, paths=[*files, path]) for _ in range(2))
     for _ in range(6):
         a.refresh(2)
     b.refresh(5)
     time.sleep(0.05)
     b.refresh(3)
     b.refresh(4)
-    assert torch.equal(a.pictures, b.pictures)
+    assert torch.equal(a.images, b.images)
 
 
 def test_state_brings_the_same_pictures_back(files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
-    a = PictureBank(10, SIZE, seed=3, paths=files)
+    a = ImageBank(10, SIZE, seed=3, paths=files)
     for _ in range(7):
         a.refresh(3)
-    b = PictureBank(10, SIZE, seed=0, paths=files)
+    b = ImageBank(10, SIZE, seed=0, paths=files)
     b.refresh(2)
     b.load_state_dict(a.state_dict())
     for _ in range(3):
-        assert torch.equal(a.pictures, b.pictures)
+        assert torch.equal(a.images, b.images)
         a.refresh(3)
         b.refresh(3)
     with pytest.raises(InvalidValueError, match="10 overlay images"):
-        PictureBank(11, SIZE, paths=files).load_state_dict(a.state_dict())
+        ImageBank(11, SIZE, paths=files).load_state_dict(a.state_dict())
     assert "changed" not in caplog.text
-    PictureBank(10, SIZE, paths=files[1:]).load_state_dict(a.state_dict())
+    ImageBank(10, SIZE, paths=files[1:]).load_state_dict(a.state_dict())
     assert "changed" in caplog.text
 
 
@@ -352,7 +373,7 @@ def test_files_that_are_no_pictures_are_skipped_with_one_warning_each(
     text.write_text("not a picture")
     short.write_bytes(files[0].read_bytes()[:60])
     empty.write_bytes(b"")
-    bank = PictureBank(300, SIZE, paths=[*files, text, short, empty, folder / "gone.png"])
+    bank = ImageBank(300, SIZE, paths=[*files, text, short, empty, folder / "gone.png"])
     bank.refresh(200)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 4
@@ -365,37 +386,37 @@ def test_only_bad_files_is_an_error(tmp_path: Path) -> None:
     for path in paths:
         path.write_text("not a picture")
     with pytest.raises(DataError, match="none of 5"):
-        PictureBank(10, SIZE, paths=paths)
+        ImageBank(10, SIZE, paths=paths)
 
 
 def test_cache_is_bounded(files: list[Path]) -> None:
-    bank = PictureBank(100, SIZE, paths=files, cache_bytes=40_000)
+    bank = ImageBank(100, SIZE, paths=files, cache_bytes=40_000)
     assert bank._sources._held <= 40_000  # type: ignore[union-attr]
-    assert torch.equal(bank.pictures, PictureBank(100, SIZE, paths=files).pictures)
+    assert torch.equal(bank.images, ImageBank(100, SIZE, paths=files).images)
 
 
-def test_generated_pictures_serve_and_say_so(
+def test_generated_images_serve_and_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SGQN_DATA", str(tmp_path))
-    bank = PictureBank(16, SIZE)
+    bank = ImageBank(16, SIZE)
     assert bank.source == "generated"
     assert "generated" in caplog.text
-    assert bank.pictures.float().std() > 10
-    assert torch.equal(bank.pictures, PictureBank(16, SIZE).pictures)
+    assert bank.images.float().std() > 10
+    assert torch.equal(bank.images, ImageBank(16, SIZE).images)
 
 
 def test_pictures_come_from_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGQN_DATA", str(tmp_path))
     (tmp_path / "overlay" / "deep").mkdir(parents=True)
     Image.new("RGB", (40, 40), (1, 2, 3)).save(tmp_path / "overlay" / "deep" / "a.png")
-    bank = PictureBank(4, SIZE)
+    bank = ImageBank(4, SIZE)
     assert bank.source == "pictures"
-    assert bank.pictures[:, :, 0, 0].tolist() == [[1, 2, 3]] * 4
+    assert bank.images[:, :, 0, 0].tolist() == [[1, 2, 3]] * 4
 
 
 def test_overlay_sees_refreshed_pictures(files: list[Path]) -> None:
-    bank = PictureBank(8, SIZE, paths=[gradient(files[0].parent / "g.png")])
+    bank = ImageBank(8, SIZE, paths=[gradient(files[0].parent / "g.png")])
     augment = make_augmentation("overlay", bank)
     before = augment(observations(), generator())
     bank.refresh(8)

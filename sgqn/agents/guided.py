@@ -83,7 +83,7 @@ def _augmentation(given: str | Augmentation) -> Augmentation:
         names = [name for name, entry in AUGMENTATIONS.items() if not entry.needs_images]
         raise InvalidValueError(
             f"the augmentation {given!r} needs images: choose {' or '.join(map(repr, names))}, or pass a function such "
-            "as functools.partial(sgqn.augmentations.overlay, pictures=...)"
+            "as functools.partial(sgqn.augmentations.overlay, images=...)"
         )
     return make_augmentation(given)
 

@@ -128,7 +128,7 @@ class Backgrounds:
             self._evict()
 
     def _get(self, clip: int) -> Tensor:
-        """The clip from the cache, from whoever is loading it, or loaded here."""
+        """The clip: cached, being loaded by another thread, or loaded here."""
         with self._lock:
             if clip in self._cache:
                 return self._cache[clip]
@@ -238,11 +238,11 @@ def decode_clip(path: Path | str, size: Size, max_frames: int | None = None) -> 
     bad = 0
     problem = "has no frame that can be decoded"
     try:
-        for picture in _pictures(path):
-            if picture is None:
+        for image in _images(path):
+            if image is None:
                 bad += 1
                 continue
-            frames.append(_resize(picture, size))
+            frames.append(_resize(image, size))
             if len(frames) == max_frames:
                 break
     except av.FFmpegError as error:
@@ -260,7 +260,7 @@ def _file_problem(path: Path) -> str | None:
     return None if path.stat().st_size else "is empty (0 bytes)"
 
 
-def _pictures(path: Path | str) -> Iterator[NDArray[np.uint8] | None]:
+def _images(path: Path | str) -> Iterator[NDArray[np.uint8] | None]:
     """The frames of a video as RGB arrays (H, W, 3); None for a part that cannot be decoded."""
     import av
     from av.video.reformatter import VideoReformatter
@@ -284,13 +284,13 @@ def _pictures(path: Path | str) -> Iterator[NDArray[np.uint8] | None]:
                 yield np.asarray(reformatter.reformat(frame, format="rgb24").to_ndarray(), np.uint8)
 
 
-def _resize(picture: NDArray[np.uint8], size: Size) -> Tensor:
+def _resize(image: NDArray[np.uint8], size: Size) -> Tensor:
     """The benchmark's arithmetic: bilinear without antialiasing on 0..1, then truncated.
 
     One frame at a time, since batches leave the processor's cache, and divided by NumPy, since torch would
     split so small a job among threads, which on busy cores wait for each other much longer than it takes.
     """
-    x = torch.from_numpy(np.divide(picture, np.float32(255))).permute(2, 0, 1).unsqueeze(0)
+    x = torch.from_numpy(np.divide(image, np.float32(255))).permute(2, 0, 1).unsqueeze(0)
     y = F.interpolate(x, size, mode="bilinear", align_corners=False)
     return (y[0] * 255).byte().permute(1, 2, 0)
 
@@ -298,7 +298,7 @@ def _resize(picture: NDArray[np.uint8], size: Size) -> Tensor:
 # Generated scenes
 
 _KIND_SEEDS = {"video_easy": 1, "video_hard": 2}
-_PICTURE_SEED = 3
+_IMAGE_SEED = 3
 _WORLD = 3  # a scene is three views wide and high
 _CHUNK = 50  # frames rendered at once: more leave the processor's cache
 _PER_SCENE = 8  # images per scene
@@ -313,11 +313,11 @@ def generate_clip(kind: str, clip: int, size: int, max_frames: int | None = None
     return scene.render(_camera_path(rng, GENERATED_FRAMES)[:max_frames])
 
 
-def generated_pictures(count: int, size: int, seed: int) -> Tensor:
+def generated_images(count: int, size: int, seed: int) -> Tensor:
     """Still images of such scenes, uint8 (count, size, size, 3): for augmentation without overlay images."""
     parts = [torch.empty(0, size, size, 3, dtype=torch.uint8)]
     for index in range(-(-count // _PER_SCENE)):
-        rng = np.random.default_rng([_PICTURE_SEED, seed, index])
+        rng = np.random.default_rng([_IMAGE_SEED, seed, index])
         scene = _Scene(rng, size)
         centres = rng.uniform(-0.85, 0.85, (2, _PER_SCENE))
         zoom = np.exp(rng.uniform(-0.5, 0.3, _PER_SCENE))

@@ -16,7 +16,7 @@ from sgqn.results.runs import Curve
 POINTS = 10
 """Rows of the training curve."""
 GENERATED = "generated"
-"""What `backgrounds` and `pictures` say where the built-in ones were used."""
+"""What `backgrounds` and `pictures` contain where the built-in ones were used."""
 TRAINED = "the trained weights"
 
 

@@ -120,23 +120,23 @@ class _Encode(torch.autograd.Function):
     ) -> Tensor:
         count, device = len(obs), obs.device
         features = torch.empty(count, FILTERS, LEVELS[-1], LEVELS[-1], dtype=torch.bfloat16, device=device)
-        pictures = levels = gates = None
+        images = levels = gates = None
         if any(ctx.needs_input_grad):
             gates = torch.empty(count * PIXELS * 4, dtype=torch.uint8, device=device)
         if any(ctx.needs_input_grad[4:]):
-            pictures = torch.empty(count * CHANNELS * SIZE * SIZE, dtype=torch.uint8, device=device)
+            images = torch.empty(count * CHANNELS * SIZE * SIZE, dtype=torch.uint8, device=device)
             levels = torch.empty(count * PIXELS * FILTERS, dtype=torch.bfloat16, device=device)
             packed.uses.note(ctx)
-        arguments = (obs, _KINDS[obs.dtype], packed.weights, packed.biases, features, pictures, levels, gates, count)
+        arguments = (obs, _KINDS[obs.dtype], packed.weights, packed.biases, features, images, levels, gates, count)
         compiler.module("encoder", device).launch("encoder_forward", count, 512, 224000, *arguments)
-        ctx.save_for_backward(pictures, levels, gates)
+        ctx.save_for_backward(images, levels, gates)
         ctx.guided, ctx.packed, ctx.versions, ctx.kind = guided, packed, packed.versions(), leaf.dtype
         return features
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        pictures, levels, gates = ctx.saved_tensors
+        images, levels, gates = ctx.saved_tensors
         for_obs, _, *for_parameters = wanted(ctx)
         for_weights = any(for_parameters)
         ctx.packed.check(ctx.versions)
@@ -156,14 +156,14 @@ class _Encode(torch.autograd.Function):
         if for_weights:
             size = OTHER_WEIGHTS + FIRST_WEIGHTS + BIASES
             sums, _, last = ctx.packed.uses.take_turn(lambda: torch.zeros(size, device=device))
-            _add_weight_gradients(kernels, pictures, levels, flowing, count, sums)
+            _add_weight_gradients(kernels, images, levels, flowing, count, sums)
             ctx.packed.uses.end_turn(device)
             of_parameters = _weight_gradients(kernels, sums, ctx.packed.channels) if last else of_parameters
         return of_obs, None, None, None, *of_parameters
 
 
 def _add_weight_gradients(
-    kernels: compiler.Module, pictures: Tensor, levels: Tensor, flowing: Tensor, count: int, sums: Tensor
+    kernels: compiler.Module, images: Tensor, levels: Tensor, flowing: Tensor, count: int, sums: Tensor
 ) -> None:
     """Add to sums: of the layers but the first, of the first, of the biases."""
     first, biases = sums[OTHER_WEIGHTS:], sums[OTHER_WEIGHTS + FIRST_WEIGHTS :]
@@ -173,7 +173,7 @@ def _add_weight_gradients(
         "encoder_weights", blocks, 192, 112768, levels, flowing, items, starts, sums, biases[FILTERS:], count
     )
     blocks = min(blocks, 2 * count)
-    kernels.launch("encoder_first_weights", blocks, 192, 90112, pictures, flowing, first, biases, count)
+    kernels.launch("encoder_first_weights", blocks, 192, 90112, images, flowing, first, biases, count)
 
 
 def _weight_gradients(kernels: compiler.Module, sums: Tensor, channels: int) -> list[Tensor]:

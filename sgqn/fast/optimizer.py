@@ -27,7 +27,7 @@ class Adam(torch.optim.Adam):
                 copied += self._step(group)
         else:
             loss = super().step(closure)
-        # The fused step changes weights behind autograd's back, and behind whoever keeps a converted copy.
+        # The fused step changes weights without autograd, or holders of a converted copy, noticing.
         torch.autograd.graph.increment_version([p for group in self.param_groups for p in group["params"]])
         for form in copied:
             form.mark_fresh()

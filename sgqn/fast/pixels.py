@@ -29,16 +29,16 @@ def window(obs: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> T
     return out
 
 
-def fits_overlay(obs: Tensor, pictures: Tensor) -> bool:
-    return switch.takes(obs) and obs.dtype == pictures.dtype == torch.uint8 and pictures[0].numel() % 4 == 0
+def fits_overlay(obs: Tensor, images: Tensor) -> bool:
+    return switch.takes(obs) and obs.dtype == images.dtype == torch.uint8 and images[0].numel() % 4 == 0
 
 
 @replace(augmentations.blend, fits=lambda obs, images, index, alpha: fits_overlay(obs, images))
-def overlay(obs: Tensor, pictures: Tensor, index: Tensor, alpha: float) -> Tensor:
-    """(1 - alpha) obs + alpha pictures[index], rounded to uint8."""
-    out, frame = torch.empty_like(obs), pictures[0].numel()
+def overlay(obs: Tensor, images: Tensor, index: Tensor, alpha: float) -> Tensor:
+    """(1 - alpha) obs + alpha images[index], rounded to uint8."""
+    out, frame = torch.empty_like(obs), images[0].numel()
     frames = obs[0].numel() // frame
-    arguments = (obs.contiguous(), pictures, index, out, frame, frames, float(alpha))
+    arguments = (obs.contiguous(), images, index, out, frame, frames, float(alpha))
     compiler.module("pointwise", obs.device).launch("blend", (8, len(obs)), 256, 0, *arguments)
     return out
 

@@ -71,7 +71,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Sheet:
     """Images of agents below each other; `png` has all of them on one sheet, with their labels."""
 
     name: str
@@ -93,7 +93,7 @@ class Fold:
     printed: bool = True
 
 
-Part: TypeAlias = "Paragraph | Bullets | Definitions | Grid | Scores | Figure | Picture | Fold"
+Part: TypeAlias = "Paragraph | Bullets | Definitions | Grid | Scores | Figure | Sheet | Fold"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def first_title(fold: Fold) -> str:
     match fold.parts[:1]:
         case (Scores(table),):
             return table.title
-        case (Paragraph() | Grid() | Figure() | Picture() | Fold() as part,):
+        case (Paragraph() | Grid() | Figure() | Sheet() | Fold() as part,):
             return part.title
     return ""
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from sgqn.errors import SgqnError
 from sgqn.inspect import Episode, Images, Subject, look_at, play
 from sgqn.inspect.drawing import grey, inferno, paste, png, text
-from sgqn.results.document import Look, Picture, slug
+from sgqn.results.document import Look, Sheet, slug
 from sgqn.results.runs import Run, with_settings
 from sgqn.results.tables import agents_of, title_of
 
@@ -59,7 +59,7 @@ def sheets(
     renderer: str = "auto",
     device: str = "cpu",
     on_share: OnShare = lambda share: None,
-) -> list[Picture]:
+) -> list[Sheet]:
     """A sheet for each shift, of runs of one task. An agent that cannot be loaded is left out, with a warning."""
     subjects = []
     for run in runs:
@@ -69,20 +69,20 @@ def sheets(
             subjects.append(Subject.load(run.weights, device))
         except SgqnError as error:
             warnings.append(f"not in the gallery: {error}")
-    pictures = []
+    sheets = []
     for number, shift in enumerate(shifts if subjects else ()):
 
         def say(share: float, number: int = number) -> None:
             on_share((number + share) / len(shifts))
 
         try:
-            pictures.append(_sheet(subjects, shift, seed, renderer, say))
+            sheets.append(_sheet(subjects, shift, seed, renderer, say))
         except SgqnError as error:
             warnings.append(f"no gallery of {subjects[0].config.task} in {shift}: {error}")
-    return pictures
+    return sheets
 
 
-def _sheet(subjects: Sequence[Subject], shift: str, seed: int, renderer: str, say: OnShare) -> Picture:
+def _sheet(subjects: Sequence[Subject], shift: str, seed: int, renderer: str, say: OnShare) -> Sheet:
     task, length = subjects[0].config.task, subjects[0].config.episode_steps
     moments = np.unique([int(share * length) for share in MOMENTS])
     played: dict[tuple[int, int, int], Episode] = {}
@@ -105,7 +105,7 @@ def _sheet(subjects: Sequence[Subject], shift: str, seed: int, renderer: str, sa
         f"An episode of {title_of(subjects[0].config.agent)} with seed {seed}; renderer {episode.renderer}, "
         f"backgrounds {episode.backgrounds}."
     )
-    return Picture(
+    return Sheet(
         slug(f"look-{task}-{shift}"),
         f"{task}, {shift}",
         caption,

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sgqn.inspect.drawing import data_url
-from sgqn.results.document import Document, Figure, Fold, Part, Picture, Scores, first_title
+from sgqn.results.document import Document, Figure, Fold, Part, Scores, Sheet, first_title
 from sgqn.results.figures import GREY, GROUND, INK, ON_DARK, Chart, draw
 from sgqn.results.paper import AVERAGE
 from sgqn.results.tables import INCOMPLETE, NO_RUN, Cell, ResultTable
@@ -67,8 +67,8 @@ def _part(part: Part) -> Data:
             return kind | _scores(part)
         case Figure():
             return kind | _figure(part)
-        case Picture():
-            return kind | _picture(part)
+        case Sheet():
+            return kind | _sheet(part)
         case Fold():
             inside = [_part(inner) for inner in part.parts]
             if part.parts and first_title(part) == part.title:
@@ -232,14 +232,14 @@ def _figure(figure: Figure) -> Data:
     }
 
 
-def _picture(picture: Picture) -> Data:
+def _sheet(sheet: Sheet) -> Data:
     looks = [
         {
             "name": look.name,
             "about": look.about,
             "moments": [[png and data_url(png) for png in images] for images in look.images],
         }
-        for look in picture.looks
+        for look in sheet.looks
     ]
-    plain = {name: getattr(picture, name) for name in ("name", "title", "caption", "columns", "moments")}
+    plain = {name: getattr(sheet, name) for name in ("name", "title", "caption", "columns", "moments")}
     return plain | {"looks": looks}

@@ -95,8 +95,11 @@ def record(
     every: int = 10,
     curves: bool = True,
     on_step: OnStep | None = None,
+    out: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Measure the saliency of a run's latest checkpoint, or of another agent, and append it to the run's log.
+
+    Results of an exported agent are kept in `out`/<task>/<agent>/<seed> if `out` is given.
 
     Without shifts, the training scene and the task's hardest shift; without methods or rho, the agent's own.
     """
@@ -111,6 +114,7 @@ def record(
         raise InvalidValueError("name at least one shift")
     for shift in shifts:
         check_shift(task, shift)
+    home = run_folder.results_folder(subject.config, subject.home, out)
     lines = []
     for shift in shifts:
         for method in methods or (subject.method,):
@@ -134,8 +138,8 @@ def record(
                 on_step=say,
             )
             line = {"step": subject.step, **found.to_dict(), "weights": subject.precision, "versions": versions()}
-            if subject.home is not None:
-                run_folder.append_line(subject.home / run_folder.SALIENCY, line)
+            if home is not None:
+                run_folder.append_line(home / run_folder.SALIENCY, line)
             lines.append(line)
     return lines
 

@@ -13,8 +13,8 @@ from sgqn.results.document import (
     Grid,
     Paragraph,
     Part,
-    Picture,
     Scores,
+    Sheet,
     distinct_slugs,
     first_title,
 )
@@ -40,7 +40,7 @@ def files_of(document: Document) -> dict[str, bytes]:
     table."""
     files: dict[str, bytes] = {}
     for part in document.parts:
-        if isinstance(part, Picture):
+        if isinstance(part, Sheet):
             files[f"{IMAGES}/{part.name}.png"] = part.png
         elif isinstance(part, Figure):
             files |= {path: draw(chart, legend=True).encode() for path, chart in _charts(part)}
@@ -65,7 +65,7 @@ def _part(part: Part) -> str:
             images = [f"![{in_markdown(chart.title)}]({path})" for path, chart in _charts(part)]
             caption = f"{in_markdown(part.caption)}\n\n" if part.caption else ""
             return _heading(part.title) + caption + "\n".join(images)
-        case Picture():
+        case Sheet():
             shown = f"![{in_markdown(part.title)}]({IMAGES}/{part.name}.png)"
             return f"{_heading(part.title)}{in_markdown(part.caption)}\n\n{shown}"
         case Fold():

@@ -27,9 +27,9 @@ from sgqn.results.document import (
     Grid,
     Paragraph,
     Part,
-    Picture,
     Scores,
     Section,
+    Sheet,
     distinct_slugs,
 )
 from sgqn.results.gallery import OnShare
@@ -100,7 +100,7 @@ def report(
         for run, say in _told(found.runs, "saliency", on_part):
             _measure(run, shifts or _two_shifts([run]), seed, renderer, device, warnings, say)
         found = find_runs(paths)
-    sheets: list[Picture] = []
+    sheets: list[Sheet] = []
     for task, say in _told(tasks_of(found.runs) if images else (), "images", on_part):
         of_task = [run for run in found.runs if run.task == task]
         shown = shifts or _two_shifts(of_task)
@@ -166,7 +166,7 @@ def _two_shifts(runs: Sequence[Run]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- the document
 
 
-def build(found: Found, sheets: Sequence[Picture] = (), paths: Sequence[str | Path] = ()) -> Document:
+def build(found: Found, sheets: Sequence[Sheet] = (), paths: Sequence[str | Path] = ()) -> Document:
     """The report about the runs that were found in `paths`."""
     runs = found.runs
     made = {table.name: table for table in tables(runs)}
@@ -398,7 +398,7 @@ def _curves(runs: list[Run]) -> Iterator[Part]:
         yield Paragraph("No run has logged two points of a curve yet.")
 
 
-def _saliency(runs: list[Run], sheets: Sequence[Picture]) -> Iterator[Part]:
+def _saliency(runs: list[Run], sheets: Sequence[Sheet]) -> Iterator[Part]:
     if sheets:
         yield Paragraph(
             "The newest frame of the observation; the attribution of the value of the action that the agent would "

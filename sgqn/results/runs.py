@@ -26,7 +26,7 @@ T = TypeVar("T")
 _BESIDE = ("machine", "versions")
 
 _LEARNING = ("image_size", "frame_stack", "replay_capacity")
-"""What, beside the agent's settings, changes how well a run can learn; the number of steps is told by itself."""
+"""Options besides the agent's settings that affect learning. The number of steps is shown separately."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Run:
             about = package.read_about(folder)
             config = TrainConfig.from_dict(about["config"])
         except SgqnError:
-            return folder  # whoever loads it hears what is wrong
+            return folder  # loading it reports what is wrong
         return folder if self.is_of(config) and about["step"] >= self.steps else None
 
     def is_of(self, config: TrainConfig) -> bool:
@@ -150,7 +150,7 @@ class Run:
 
     @cached_property
     def other_settings(self) -> tuple[str, ...]:
-        """What differs from the preset `paper`, beside steps, action repeat and rho; empty if that is not known."""
+        """What differs from the preset `paper`, except steps, action repeat and rho; empty if that is not known."""
         if self.foreign:
             return ()
         ours, papers = self.config, preset("paper", self.task, self.agent)
@@ -291,7 +291,7 @@ def _read(folder: Path, warnings: list[str]) -> Run:
 
 
 def _config(folder: Path) -> tuple[TrainConfig, dict[str, str], dict[str, str]]:
-    """The configuration, and what is written beside it about machine and versions."""
+    """The configuration, and what the file says about machine and versions."""
     try:
         config = run_folder.read_config(folder)
         if not isinstance(config.agent, str) or not isinstance(config.seed, int):

@@ -34,7 +34,7 @@ VALUES: dict[str, Any] = {
 SETTINGS = SGQNSettings(**{name: value for name, value in VALUES.items() if name != "soda_batch_size"})
 CRITIC_ONLY = Phase(actor=False, targets=False, auxiliary=False)
 PICTURES = torch.randint(256, (7, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(99))
-OVERLAY = partial(overlay, pictures=PICTURES)
+OVERLAY = partial(overlay, images=PICTURES)
 
 
 def settings_of(name: str, **values: Any) -> Any:

@@ -122,7 +122,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(sgqn.InvalidValueError, match="consistency_weight must be a non-negative number, not -1"):
         small(weight=-1)
     images = torch.randint(0, 256, (4, 3, 48, 48), dtype=torch.uint8)
-    assert "loss/mask" in small(augmentation=partial(overlay, pictures=images)).update(batch())
+    assert "loss/mask" in small(augmentation=partial(overlay, images=images)).update(batch())
 
 
 def test_the_page_runs_as_printed() -> None:

@@ -20,7 +20,7 @@ from sgqn.envs.backgrounds import (
     Backgrounds,
     decode_clip,
     generate_clip,
-    generated_pictures,
+    generated_images,
     open_backgrounds,
 )
 from sgqn.errors import DataError, InvalidValueError, SgqnError, UnknownNameError
@@ -465,16 +465,16 @@ def test_generating_a_clip_takes_well_under_a_second() -> None:
     assert min(seconds) < 1.5  # 0.2 on an idle core
 
 
-def test_generated_pictures() -> None:
-    pictures = generated_pictures(20, 48, seed=0)
+def test_generated_images() -> None:
+    pictures = generated_images(20, 48, seed=0)
     assert pictures.shape == (20, 48, 48, 3)
     assert pictures.dtype == torch.uint8
-    assert torch.equal(pictures[:5], generated_pictures(5, 48, seed=0))
-    assert not torch.equal(pictures, generated_pictures(20, 48, seed=1))
+    assert torch.equal(pictures[:5], generated_images(5, 48, seed=0))
+    assert not torch.equal(pictures, generated_images(20, 48, seed=1))
     flat = pictures.float().flatten(1)
     assert torch.cdist(flat, flat).add(torch.eye(20) * 1e9).min() > 500  # no two alike
     assert -1.7 < amplitude_slope(pictures.numpy()) < -0.9
-    assert generated_pictures(0, 48, seed=0).shape == (0, 48, 48, 3)
+    assert generated_images(0, 48, seed=0).shape == (0, 48, 48, 3)
 
 
 def test_generating_leaves_global_randomness_alone() -> None:

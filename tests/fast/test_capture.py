@@ -22,7 +22,7 @@ from sgqn.fast.backend import FastBackend
 from sgqn.fast.capture import CapturedPolicy, EventStopwatch, GraphRecorder, Recorder, Updates, Work
 from sgqn.replay import Batch, Replay
 from sgqn.runner import Means, Stopwatch, choose_backend
-from tests.agents.small import ACTIONS, CRITIC_ONLY, NAMES, SIZE, VALUES, settings_of, spec_for
+from tests.agents.small import ACTIONS, CRITIC_ONLY, NAMES, OFF_POLICY, SIZE, VALUES, batch_for, settings_of, spec_for
 
 CPU = torch.device("cpu")
 EAGER = FastBackend(CPU, "CPU")
@@ -369,7 +369,7 @@ PHASES = (CRITIC_ONLY, Phase())
 
 def agent_on_gpu(name: str, size: int = SIZE, **values: Any) -> Agent:
     pictures = torch.randint(256, (7, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
-    settings, augmentation = settings_of(name, **values or VALUES), partial(overlay, pictures=pictures.cuda())
+    settings, augmentation = settings_of(name, **values or VALUES), partial(overlay, images=pictures.cuda())
     return build_agent(name, spec_for(name, size), settings, augmentation, device="cuda")
 
 
@@ -403,11 +403,17 @@ def learn(
     name: str, path: FastBackend, updates: int, **settings: str
 ) -> tuple[dict[str, Tensor], dict[str, float], list[Tensor], Updates]:
     agent = agent_on_gpu(name, **VALUES | settings)
-    replay = replay_for(agent)
     sampler = torch.Generator("cuda").manual_seed(1)
+    sample: Callable[[Phase], Any]
+    if name in OFF_POLICY:
+        replay = replay_for(agent)
+        sample = lambda phase: replay.sample(agent.sample_size(phase), sampler)  # noqa: E731
+    else:
+        rollout = type(made := batch_for(agent))(*(part.cuda() for part in made))
+        sample = lambda phase: rollout  # noqa: E731
 
     def step(phase: Phase) -> dict[str, Tensor]:
-        return agent.update(replay.sample(agent.sample_size(phase), sampler), phase)
+        return agent.update(sample(phase), phase)
 
     work = Updates(same, on(step), (agent.generator, agent.preparer, sampler), path, PHASES, warmup=1)
     for _ in range(updates // 2):

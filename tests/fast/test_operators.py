@@ -356,7 +356,7 @@ def test_adam_leaves_the_converted_weights_up_to_date(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("silent_lists")
 @pytest.mark.parametrize(
-    "name", ["sac", *(pytest.param(name, marks=pytest.mark.slow) for name in ("drqv2", "sac_selfsup"))]
+    "name", [pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "drqv2", "sac_selfsup")]
 )
 def test_weights_that_change_within_a_block_are_converted_again(name: str):
     """A captured graph of many updates is one block, eager updates are one each: the same must come out."""

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-settings.register_profile("sgqn", deadline=None)  # how long an example takes tells of the machine, not of the code
+settings.register_profile("sgqn", deadline=None, max_examples=50)  # an example's time depends on the machine
 settings.load_profile("sgqn")
 
 # Tests run in parallel processes, one a core: more threads than cores would only wait for each other.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ["SGQN_CPUS"] = "1"
 os.environ["SGQN_DATA"] = tempfile.mkdtemp(prefix="sgqn-no-data-")
 
 

@@ -113,7 +113,7 @@ NESTED = st.recursive(
 
 
 @given(state=st.dictionaries(KEYS, NESTED), metadata=st.dictionaries(TEXT, PLAIN))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_nested_state_comes_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, state: dict[Any, Any], metadata: dict[str, Any]
 ) -> None:
@@ -450,7 +450,7 @@ JSON = st.recursive(
 
 
 @given(tree=JSON, inside=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_forged_tree_loads_as_data_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, tree: Any, inside: bool
 ) -> None:

@@ -19,6 +19,7 @@ import torch
 
 import sgqn.agents.sgqn
 import sgqn.config_file
+import sgqn.watch
 from sgqn import pretrained, run_folder
 from sgqn.agents import AGENTS
 from sgqn.augmentations import center_crop
@@ -26,7 +27,7 @@ from sgqn.cli.command import COMMANDS, Parser
 from sgqn.registry import import_submodules
 from sgqn.sweep.plan import plan
 from tests.agents.small import batch_for, small
-from tests.helpers import MICRO, tiny_config, untrained_run
+from tests.helpers import MICRO, tiny_config, untrained_run, write_clip, write_colors
 
 ROOT = Path(sgqn.__file__).parent.parent
 EXAMPLES = ("mine", "ddpg")
@@ -104,6 +105,7 @@ def test_attribution_code(here: Path, agent: str) -> None:
     assert names["mask"].dtype == torch.bool
 
 
+@pytest.mark.slow
 def test_the_environment_of_the_page_is_a_task(here: Path) -> None:
     page = (ROOT / "docs" / "gym.md").read_text()
     (module,) = re.findall(r"(?ms)^```python\n(.*?)^```", page)
@@ -133,6 +135,41 @@ def test_explain_code(here: Path) -> None:
     exec(block, names)
     assert (here / "look.png").is_file()
     assert len(names["look"].attribution) == 4  # of the episode's four steps
+
+
+def test_demo_code(here: Path) -> None:
+    run_for(here, "sgqn")
+    other = here / "runs" / "walker-walk" / "sac" / "0"
+    untrained_run(other, tiny_config("sac", task="walker-walk", action_repeat=250), action_dim=6)
+    blocks = "\n".join(block for block in code("demo.md") if "demo(" in block)
+    exec(blocks.replace("pretrained:walker-walk", "runs/walker-walk/sgqn/0"), names := {})
+    assert names["shown"].page == Path("demo/index.html")
+    assert [len(agent.scenes) for agent in names["pair"].agents] == [len(names["shown"].scenes)] * 2
+
+
+def test_watch_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = [block for block in code("watch.md") if "import" in block]
+    signature, calls = inspect.signature(sgqn.watch.watch), []
+    monkeypatch.setattr(sgqn.watch, "watch", lambda *args, **options: calls.append(signature.bind(*args, **options)))
+    exec(block.split("curl")[0], {})
+    assert [call.arguments["port"] for call in calls] == [0]
+
+
+def test_data_code(here: Path, store: Path) -> None:
+    source = here / "clone"
+    write_clip(source / "video_hard" / "video0.mp4")
+    write_colors(source / "color_easy.json")
+    (block,) = [block for block in code("data.md") if "import" in block]
+    exec(block.replace("path/to/a/clone", str(source)), {})
+    assert (store / "dmcgb" / "video_hard" / "video0.mp4").is_file()
+
+
+def test_report_code(here: Path) -> None:
+    run_for(here, "sgqn")
+    (block,) = [block for block in code("report.md") if "import" in block]
+    exec(block, names := {})
+    assert len(names["found"].runs) == 1
+    assert (here / "report" / "index.html").is_file()
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_resume_and_saliency(command, runs: Path, agent: str) -> None:
     assert all(0 < line["means"]["base_rate"] < 1 for line in found)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(command, runs: Path) -> None:
     others = [args for args in commands_of_the_page() if args[0] != "train"]
     assert [args[0] for args in others] == ["evaluate", "explain", "report"]

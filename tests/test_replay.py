@@ -185,7 +185,7 @@ def scripts(draw: st.DrawFn) -> tuple[World, int, int, list[tuple[list[bool], li
     return world, capacity, shortest, steps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(scripts(), st.data())
 def test_equals_a_naive_list_of_full_stacks(script: tuple, data: st.DataObject) -> None:
     world, capacity, shortest, steps = script
@@ -210,7 +210,7 @@ def test_equals_a_naive_list_of_full_stacks(script: tuple, data: st.DataObject) 
             assert item in stored
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(scripts(), st.integers(1, 6), st.data())
 def test_returns_of_n_steps_follow_episodes_step_by_step(script: tuple, n: int, data: st.DataObject) -> None:
     """Also over terminations, time limits, a restart, the ring's end, saving and the newest rows."""
@@ -441,6 +441,7 @@ def test_bad_input_is_named() -> None:
         Replay(12, 2, frame_shape=SHAPE, action_shape=(2,)).load_state_dict(before)
 
 
+@pytest.mark.slow
 def test_memory_of_the_papers_replay() -> None:
     """500,000 transitions stay under 11 GB, 100,000 under 2.2 GB; nothing is resident before it is filled."""
     for capacity, limit in ((100_000, 2.2e9), (500_000, 11e9)):

@@ -667,7 +667,7 @@ def test_a_queue_goes_on_where_it_was_stopped(
     assert main(command) == 0
     shown = capsys.readouterr()
     assert "run 1 of 2: seed 0 is complete\n" in shown.err
-    assert "run 2 of 2: seed 1 goes on\n" in shown.err
+    assert "run 2 of 2: seed 1 continues\n" in shown.err
     folder = tmp_path / "queue" / "cartpole-swingup" / "sgqn"
     assert shown.out == f"done: {folder / '0'}\ndone: {folder / '1'}\n"
     assert_same(folder / "1", micro(tmp_path / "alone", "--seed", "1"))

@@ -8,6 +8,7 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from gymnasium.utils.env_checker import check_env
 
 import sgqn
@@ -22,9 +23,20 @@ from tests.envs.contract import check_no_shared_memory, check_specs, check_stack
 
 REPRESENTATIVE = {"suite": PAPER_TASKS}
 """Tasks to go through in full; of families that are not named here, all of them."""
+FEW = (("train", "warp"), ("color_hard", "gl"), ("video_hard", "warp"))
+"""Shifts and renderers to try with every task."""
+FIRST = {*PAPER_TASKS, *{task.split("-")[0]: task for task in reversed(all_tasks())}.values()}
+"""The paper's tasks and one of every other model: the tasks of a model look alike."""
+
+
+def case(task: str, shift: str, renderer: str) -> ParameterSet:
+    """Of the suite, slow are those that differ from others in one of the three only."""
+    fast = task not in PAPER_TASKS or task == "cartpole-swingup" or (shift, renderer) in FEW
+    return pytest.param(task, shift, renderer, marks=() if fast else pytest.mark.slow)
+
 
 CASES = [
-    (task, shift, renderer)
+    case(task, shift, renderer)
     for family in families()
     for task in REPRESENTATIVE.get(family.name, family.tasks)
     for shift in family.shifts(task)
@@ -87,7 +99,9 @@ def test_a_task_that_ends_itself_terminates(monkeypatch: pytest.MonkeyPatch) -> 
     assert simulation.step(np.zeros(simulation.action_dim))[1:] == (True, False)
 
 
-@pytest.mark.parametrize("task", all_tasks())
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=() if task in FIRST else pytest.mark.slow) for task in all_tasks()]
+)
 def test_every_task_runs(task: str, renderer: str) -> None:
     if renderer not in find_task(task).family.renderers(task):
         pytest.skip(f"{task} is not drawn by {renderer}")

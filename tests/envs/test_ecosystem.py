@@ -137,7 +137,11 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("context", "count", "renderer", "shift"),
-    [("fork", 2, "warp", "video_hard"), ("fork", 2, "gl", "color_hard"), ("spawn", 1, "warp", "train")],
+    [
+        ("fork", 2, "warp", "video_hard"),
+        pytest.param("fork", 2, "gl", "color_hard", marks=pytest.mark.slow),
+        ("spawn", 1, "warp", "train"),
+    ],
 )
 def test_gymnasiums_worker_processes(context: str, count: int, renderer: str, shift: str) -> None:
     if renderer == "gl" and gl_error() is not None:
@@ -468,11 +472,15 @@ def test_torchrl_wraps_vectors() -> None:
 
 
 def test_torchrl_makes_them_by_name() -> None:
-    """One in this process; two in Gymnasium's processes."""
     torchrl = pytest.importorskip("torchrl.envs")
     env = torchrl.GymEnv(ID, **SMALL)
     assert env.rollout(3)["observation"].shape == (3, 9, 36, 36)
     env.close()
+
+
+@pytest.mark.slow
+def test_torchrl_makes_them_by_name_in_other_processes() -> None:
+    pytest.importorskip("torchrl.envs")
     code = f"""
 import multiprocessing
 from torchrl.envs import GymEnv

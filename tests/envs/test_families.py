@@ -87,8 +87,17 @@ def test_discrete_actions_keep_the_contract(shift: str, renderer: str) -> None:
     env.close()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("shift", ["train", "other", "video"])
+@pytest.mark.parametrize(
+    ("shift", "num_workers"),
+    [
+        ("other", 2),
+        ("video", 0),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("train", 0), ("train", 2), ("other", 0), ("video", 2))
+        ),
+    ],
+)
 def test_vector_rows_are_single_environments(shift: str, num_workers: int, renderer: str) -> None:
     envs = sgqn.make_vec("push-right", 3, shift, renderer=renderer, masks=True, num_workers=num_workers)
     assert (envs.action_dim, envs.discrete) == (3, True)

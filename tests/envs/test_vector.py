@@ -23,8 +23,15 @@ def processes(envs: PixelVectorEnv) -> list[subprocess.Popen]:
     return [worker.process for worker in envs._stage._workers]
 
 
-@pytest.mark.parametrize("shift", ["train", "color_hard", "video_hard"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("shift", "num_workers"),
+    [
+        ("train", 0),
+        ("color_hard", 2),
+        ("video_hard", 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("train", 2), ("color_hard", 0), ("video_hard", 0))),
+    ],
+)
 def test_rows_are_the_episodes_of_single_environments(shift: str, num_workers: int, renderer: str) -> None:
     """Episode by episode, across automatic resets: observations, rewards, masks, true final observations."""
     options = {"shift": shift, "renderer": renderer, "masks": True, "action_repeat": 250}

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import stat
+import time
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -170,6 +171,15 @@ def check_links(run: Path) -> None:
             reading.check_inside(path, run)
 
 
+def _owner(handle: int) -> str:
+    """Who holds a lock. The owner writes this right after it gets the lock, so it may take a moment."""
+    for _ in range(20):
+        time.sleep(0.05)
+        if text := os.pread(handle, 200, 0).decode(errors="replace"):
+            return text
+    return "another process"
+
+
 def _lock(run: Path) -> int:
     """The open lock file of a run's folder, locked."""
     while True:
@@ -177,7 +187,7 @@ def _lock(run: Path) -> int:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(handle, 200, 0).decode(errors="replace") or "another process"
+            owner = _owner(handle)
             os.close(handle)
             raise BusyError(f"{run} is being trained by {owner}: wait for it, or stop it first") from None
         except OSError:  # no locks here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -130,6 +131,17 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         other.wait()
     with run_folder.hold(run):
         assert str(os.getpid()) in (run / run_folder.LOCK).read_text()
+
+
+def test_a_process_that_has_just_got_the_lock_is_named_too(tmp_path: Path) -> None:
+    lock = tmp_path / run_folder.LOCK
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        late = threading.Timer(0.2, lock.write_text, ["process 7 on a-host"])
+        late.start()
+        with pytest.raises(BusyError, match="is being trained by process 7 on a-host: "), run_folder.hold(tmp_path):
+            pass
+        late.join()
 
 
 def test_a_run_that_is_training_is_neither_resumed_nor_started(tmp_path: Path) -> None:

@@ -299,23 +299,25 @@ def main(options: Options) -> int:
         if problem is None:
             progress.update(task, description="killing")
             problem, done = trial.kill_all(lambda: progress.update(task, advance=1, refresh=True))
-        won = {"starts": 0, "resumes": 0}
+        won, equal = {"starts": 0, "resumes": 0}, problem is None
         trial.shape += ["--steps", "24"]
-        for number in range(0 if problem else options.starts):
+        for number in range(options.starts if equal else 0):
             progress.update(task, advance=1, description="starting at once", refresh=True)
-            problem = trial.race(f"race{number}") or problem
-            won["starts"] += problem is None
-        for number in range(0 if problem else options.starts):
+            wrong = trial.race(f"race{number}")
+            won["starts"] += wrong is None
+            problem = problem or wrong
+        for number in range(options.starts if equal else 0):
             progress.update(task, advance=1, description="resuming at once", refresh=True)
             (trial.where(f"race{number}") / run_folder.EVALUATIONS).unlink(missing_ok=True)
             config = trial.where(f"race{number}") / run_folder.CONFIG
             config.write_text(json.dumps({**json.loads(config.read_text()), "steps": 40}))
-            problem = trial.race(f"race{number}", 2) or problem
-            won["resumes"] += problem is None
+            wrong = trial.race(f"race{number}", 2)
+            won["resumes"] += wrong is None
+            problem = problem or wrong
     console.print(
         f"{done['kills']} kills ({done['kills'] - trial.placed.total()} at random moments, "
         f"{', '.join(f'{count} at {name}' for name, count in sorted(trial.placed.items()))}), "
-        f"{done['runs']} runs finished, {done['corrupt']} corrupt checkpoints, same result: {problem is None}"
+        f"{done['runs']} runs finished, {done['corrupt']} corrupt checkpoints, same result: {equal}"
     )
     console.print(f"exactly one of 3 processes won {won['starts']} of {options.starts} simultaneous starts,")
     console.print(f"exactly one of 2 processes won {won['resumes']} of {options.starts} simultaneous resumes")

@@ -287,7 +287,7 @@ def make_augmentation(name: str, bank: ImageBank | None = None) -> Augmentation:
     if not entry.needs_images:
         return entry.function
     if bank is None:
-        raise InvalidValueError(f"the augmentation {name!r} needs images: a ImageBank")
+        raise InvalidValueError(f"the augmentation {name!r} needs images: an ImageBank")
     return lambda obs, generator: entry.function(obs, generator, bank.images)
 
 

@@ -130,14 +130,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         return torch.matmul(a.float(), b.float())
 
 
-def add_matmul(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total (+)= a b, bf16 x bf16 -> float32, in place; `first` overwrites."""
-    if not a.is_cuda:
-        total.copy_(matmul(a, b) if first else total + matmul(a, b))
-    elif first:
-        (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32, out=total)
-    else:
-        (torch.addmm if a.ndim == 2 else torch.baddbmm)(total, a, b, out_dtype=torch.float32, out=total)
+def over_uses(factors: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
+    """The factors of all uses of a weight, one after another in the batch: its gradient is then one product.
+
+    cuBLAS is slow at adding to an existing sum.
+    """
+    return [torch.cat(part) if len(part) > 1 else part[0] for part in zip(*factors, strict=True)]
 
 
 def half_matmul(a: Tensor, b: Tensor) -> Tensor:

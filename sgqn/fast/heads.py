@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sgqn.attribution.guided_backprop import relu_rule
 from sgqn.fast import compiler, switch
-from sgqn.fast.autograd import Later, Uses, add_matmul, half_matmul, linear_relu, matmul, placeholders, wanted
+from sgqn.fast.autograd import Later, Uses, half_matmul, linear_relu, matmul, over_uses, placeholders, wanted
 from sgqn.fast.weights import Copies, form_of, padded
 from sgqn.networks import DeterministicHead, PolicyHead, PolicyOutput, Projection, QHeads
 from sgqn.replaceable import replace
@@ -87,8 +87,7 @@ class _Project(torch.autograd.Function):
             factors.append((flowing, features))
             if not last:
                 return [None] * 4
-            # One product over all uses: cuBLAS is slow at adding to what is there.
-            left, right = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*factors, strict=True))
+            left, right = over_uses(factors)
             return [matmul(left.t(), right)[:columns], *total.unbind()]
 
         ctx.later.put(of_parameters, (flowing, features, sums))
@@ -148,12 +147,7 @@ class _Stacked(Copies):
             else:
                 pairs += [(b2, self.bias2_half[part]), (w3, self.last_half[:outputs]), (b3, self.last_bias[i])]
         super().__init__(pairs)
-        self.uses: Uses[tuple[Tensor, Tensor, Tensor]] = Uses()
-
-    def begin(self, small: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums of the first two weights' gradients, which their first use sets, and of all smaller ones."""
-        weight1, weight2 = (torch.empty(w.shape, device=w.device) for w in (self.weight1, self.weight2))
-        return weight1, weight2, small
+        self.uses: Uses[tuple[Tensor, list[tuple[Tensor, ...]]]] = Uses()
 
 
 class _Values(torch.autograd.Function):
@@ -218,14 +212,15 @@ class _Values(torch.autograd.Function):
             return of_embedding, of_action, *([None] * (3 + 6 * form.number))
 
         def of_parameters() -> Sequence[Tensor | None]:
-            (of_weight1, of_weight2, total), first, last = form.uses.take_turn(lambda: form.begin(small))
-            add_matmul(of_weight1, d_hidden1.t(), joined, first)
-            by_network = hidden1.reshape(rows, number, hidden).transpose(0, 1)
-            add_matmul(of_weight2, d_hidden2.transpose(1, 2), by_network, first)
+            (total, factors), first, last = form.uses.take_turn(lambda: (small, []))
             if not first:
                 total.add_(small)
+            factors.append((d_hidden1, joined, d_hidden2.transpose(0, 1), hidden1.view(rows, number, hidden)))
             if not last:
                 return [None] * (6 * number)
+            left1, right1, left2, right2 = over_uses(factors)
+            of_weight1 = matmul(left1.t(), right1)
+            of_weight2 = matmul(left2.permute(1, 2, 0), right2.transpose(0, 1))
             d_last, d_bias2, d_bias1, d_last_bias = _small_parts(total, number * hidden)
             gradients: list[Tensor | None] = []
             for i in range(number):

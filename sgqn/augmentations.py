@@ -1,8 +1,8 @@
 """Image augmentations, batched on the device: `(obs, generator) -> obs`.
 
 Observations are uint8 or float (B, C, H, W) in [0, 255], C being stacked RGB frames. Every draw comes from the
-explicit generator (on the device of the observations), one per image and the same for all its stacked frames, over
-which `moving_overlay` moves.
+explicit generator (on the device of the observations), one per image and the same for all its stacked frames; only
+the image of `moving_overlay` moves from frame to frame.
 Shapes are static and nothing waits for the device, so all of them can be captured in a CUDA graph.
 """
 
@@ -16,7 +16,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from torch.nn import functional as F
 
 from sgqn.errors import DataError, InvalidValueError
 from sgqn.reading import integer
-from sgqn.registry import Registry
+from sgqn.registry import ParametricRegistry, check_arguments, parse_arguments
 from sgqn.replaceable import replaceable
 
 log = logging.getLogger(__name__)
@@ -41,21 +42,34 @@ Function = TypeVar("Function", bound=Callable[..., Tensor])
 class AugmentationEntry:
     """A registered augmentation; with `needs_images` it takes images, uint8 (num, 3, H, W), as a third argument."""
 
+    name: str
     function: Callable[..., Tensor]
     needs_images: bool = False
+    check: Callable[..., None] | None = None
+
+    def with_arguments(self, text: str) -> AugmentationEntry:
+        """The augmentation with the arguments of a name, after its colon: `alpha=0.7,speed=4`."""
+        arguments = parse_arguments(self.name, text, self.function, skipped=2)
+        if self.check is not None:
+            check_arguments(self.name, self.check, self.function, arguments)
+        return replace(self, function=partial(self.function, **arguments))
 
 
-AUGMENTATIONS: Registry[AugmentationEntry] = Registry("augmentation", lambda: None)
+AUGMENTATIONS: ParametricRegistry[AugmentationEntry] = ParametricRegistry("augmentation", lambda: None)
 
 
-def register_augmentation(name: str, *, needs_images: bool = False) -> Callable[[Function], Function]:
+def register_augmentation(
+    name: str, *, needs_images: bool = False, check: Callable[..., None] | None = None
+) -> Callable[[Function], Function]:
     """Register `augmentation(obs, generator) -> obs` under a name. Shapes stay, values lie in [0, 255].
 
-    `needs_images`: it is called with a third argument, random crops of the data directory's overlay images.
+    `needs_images`: it is called with a third argument, random crops of the data directory's overlay images. Further
+    parameters that are numbers or booleans can be set in the name: `name:alpha=0.7`. `check` takes any of them by name
+    and raises an error for invalid values.
     """
 
     def register(function: Function) -> Function:
-        AUGMENTATIONS.register(name, AugmentationEntry(function, needs_images), function.__module__)
+        AUGMENTATIONS.register(name, AugmentationEntry(name, function, needs_images, check), function.__module__)
         return function
 
     return register
@@ -87,33 +101,53 @@ def center_crop(obs: Tensor, size: int = 84) -> Tensor:
     return obs[..., top : top + size, left : left + size]
 
 
-@register_augmentation("overlay", needs_images=True)
+def _check_alpha(alpha: float, spread: float = 0.0, speed: int = 0) -> None:
+    if not 0 <= alpha - spread <= alpha + spread <= 1:
+        raise InvalidValueError(f"alpha must lie in [0, 1], not {alpha}" + f" +- {spread}" * (spread != 0))
+    if speed < 0:
+        raise InvalidValueError(f"speed must be at least 0, not {speed}")
+
+
+@register_augmentation("overlay", needs_images=True, check=_check_alpha)
 def overlay(obs: Tensor, generator: torch.Generator, images: Tensor, alpha: float = 0.5) -> Tensor:
     """(1 - alpha) obs + alpha image, the image drawn from uint8 (num, 3, H, W), the same for all stacked frames."""
     _check_overlay(obs, images, alpha)
     return blend(obs, images, _randint(len(images), (len(obs),), obs, generator), alpha)
 
 
-@register_augmentation("moving_overlay", needs_images=True)
+@register_augmentation("moving_overlay", needs_images=True, check=_check_alpha)
 def moving_overlay(
-    obs: Tensor, generator: torch.Generator, images: Tensor, alpha: float = 0.5, speed: int = 8
+    obs: Tensor, generator: torch.Generator, images: Tensor, alpha: float = 0.5, spread: float = 0.0, speed: int = 8
 ) -> Tensor:
     """`overlay` with an image that moves from frame to frame, as a video does: by up to `speed` pixels along each axis,
-    always in the same direction. Outside the image, its edge pixels continue."""
-    _check_overlay(obs, images, alpha)
-    batch, channels, height, width = obs.shape
-    chosen = images.index_select(0, _randint(len(images), (batch,), obs, generator))
+    always in the same direction. Outside the image, its edge pixels continue. With `spread`, each image has an alpha
+    drawn uniformly from alpha - spread to alpha + spread."""
+    _check_overlay(obs, images, alpha, spread, speed)
+    batch = len(obs)
+    index = _randint(len(images), (batch,), obs, generator)
     down, right = _randint(2 * speed + 1, (2, batch), obs, generator) - speed
-    moved = [window(chosen, step * down, step * right, height, width) for step in range(channels // 3)]
-    return (1 - alpha) * obs.float() + alpha * torch.cat(moved, dim=1).float()
+    weight = torch.full((batch,), alpha, device=obs.device)
+    if spread:
+        weight += spread * (2 * torch.rand(batch, device=obs.device, generator=generator) - 1)
+    return moving_blend(obs, images, index, weight, down, right)
 
 
-def _check_overlay(obs: Tensor, images: Tensor, alpha: float) -> None:
-    if not 0 <= alpha <= 1:
-        raise InvalidValueError(f"overlay: alpha must lie in [0, 1], got {alpha}")
+def _check_overlay(obs: Tensor, images: Tensor, alpha: float, spread: float = 0.0, speed: int = 0) -> None:
+    _check_alpha(alpha, spread, speed)
     frame = _rgb_frames(obs).shape[2:]
     if images.shape[1:] != frame:
         raise InvalidValueError(f"overlay: images of {tuple(images.shape[1:])} on frames of {tuple(frame)}")
+
+
+@replaceable
+def moving_blend(obs: Tensor, images: Tensor, index: Tensor, alpha: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """(1 - alpha) obs + alpha images[index], frame k showing the image k (down, right) pixels further; all but the
+    first two are (B,). float32 in [0, 255]; a fused version may round to uint8."""
+    height, width = obs.shape[-2:]
+    chosen = images.index_select(0, index)
+    moved = [window(chosen, step * down, step * right, height, width) for step in range(obs.shape[1] // 3)]
+    weight = alpha[:, None, None, None]
+    return (1 - weight) * obs.float() + weight * torch.cat(moved, dim=1).float()
 
 
 @replaceable
@@ -134,6 +168,34 @@ def random_conv(obs: Tensor, generator: torch.Generator) -> Tensor:
     outputs = F.conv2d(F.pad(inputs, (1, 1, 1, 1), mode="replicate"), weight, groups=batch)
     outputs = outputs.view(stack, batch, 3, height, width).transpose(0, 1)
     return torch.sigmoid(outputs).mul(255).reshape(obs.shape)
+
+
+def _check_strength(strength: float) -> None:
+    if not 0 <= strength < math.inf:
+        raise InvalidValueError(f"strength must be a non-negative number, not {strength}")
+
+
+@register_augmentation("color_jitter", check=_check_strength)
+def color_jitter(obs: Tensor, generator: torch.Generator, strength: float = 0.3) -> Tensor:
+    """Other colours for each image: x -> A (x - 128) + 128 + b for every pixel x, clamped to [0, 255].
+
+    A is the identity plus normal noise of scale `strength`, which mixes the three colours; b is uniform noise of up to
+    128 times `strength`. All stacked frames of an image have the same A and b.
+    """
+    _check_strength(strength)
+    draws = len(obs), 3
+    mixing = torch.eye(3, device=obs.device) + strength * torch.randn(*draws, 3, device=obs.device, generator=generator)
+    offset = 128 * strength * (2 * torch.rand(*draws, 1, device=obs.device, generator=generator) - 1)
+    offset += 128 - 128 * mixing.sum(dim=2, keepdim=True)
+    return recolored(obs, torch.cat([mixing, offset], dim=2))
+
+
+@replaceable
+def recolored(obs: Tensor, matrix: Tensor) -> Tensor:
+    """Every pixel's colours (r, g, b, 1) multiplied by a matrix (B, 3, 4), clamped; float32 in [0, 255]; a fused
+    version may round to uint8."""
+    colours = torch.einsum("bij,bkjhw->bkihw", matrix[:, :, :3], _rgb_frames(obs).float())
+    return (colours + matrix[:, None, :, 3, None, None]).clamp(0, 255).reshape(obs.shape)
 
 
 @replaceable

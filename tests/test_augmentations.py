@@ -18,6 +18,7 @@ from sgqn.augmentations import (
     Augmentation,
     ImageBank,
     center_crop,
+    color_jitter,
     make_augmentation,
     moving_overlay,
     overlay,
@@ -44,13 +45,15 @@ def pictures(num: int = 10, size: int = SIZE) -> Tensor:
 
 
 EVERY: dict[str, Augmentation] = {
+    "color_jitter": color_jitter,
     "moving_overlay": lambda obs, g: moving_overlay(obs, g, pictures(), speed=2),
     "overlay": lambda obs, g: overlay(obs, g, pictures()),
     "random_conv": random_conv,
     "random_crop": lambda obs, g: random_crop(obs, g, size=8),
     "random_shift": lambda obs, g: random_shift(obs, g, pad=2),
 }
-OUTPUT = dict.fromkeys(("moving_overlay", "overlay", "random_conv"), torch.float32)  # the others keep the dtype
+OUTPUT = dict.fromkeys(("color_jitter", "moving_overlay", "overlay", "random_conv"), torch.float32)
+"""The others keep the dtype."""
 
 
 # What holds for all
@@ -206,6 +209,35 @@ def test_a_moving_overlay_equals_mixing_each_frame() -> None:
             np.testing.assert_allclose(mixed[frame].numpy(), expected, atol=1e-4)
 
 
+def test_each_image_has_its_own_alpha() -> None:
+    black, white = torch.zeros(2000, 3, 2, 2, dtype=torch.uint8), torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    out = moving_overlay(black, generator(), white, alpha=0.6, spread=0.2) / 255
+    assert (out == out[:, :1, :1, :1]).all()
+    alphas = out[:, 0, 0, 0]
+    assert 0.4 <= alphas.min() < 0.41
+    assert 0.79 < alphas.max() <= 0.8
+    assert abs(alphas.mean() - 0.6) < 5 * 0.4 / (12 * 2000) ** 0.5
+
+
+def test_color_jitter_equals_mixing_the_colours_of_each_pixel() -> None:
+    obs = observations(20)
+    out = color_jitter(obs, generator(5), strength=0.4)
+    drawn = generator(5)
+    mixing = np.eye(3) + 0.4 * torch.randn(20, 3, 3, generator=drawn).double().numpy()
+    offset = 128 * 0.4 * (2 * torch.rand(20, 3, 1, generator=drawn).double().numpy() - 1)
+    for image, result, matrix, add in zip(obs, out, mixing, offset, strict=True):
+        pixels = image.double().numpy().reshape(3, 3, -1)  # (frames, colours, pixels)
+        for frame in range(3):
+            expected = np.clip(matrix @ (pixels[frame] - 128) + 128 + add, 0, 255)
+            np.testing.assert_allclose(result[3 * frame : 3 * frame + 3].flatten(1).numpy(), expected, atol=1e-3)
+
+
+def test_no_color_jitter_changes_nothing() -> None:
+    torch.testing.assert_close(color_jitter(observations(), generator(), strength=0.0), observations().float())
+    with pytest.raises(InvalidValueError, match=r"-0\.1"):
+        color_jitter(observations(), generator(), strength=-0.1)
+
+
 def test_overlay_draws_every_picture() -> None:
     shades = torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(20, 3, 2, 2)
     out = overlay(torch.zeros(4000, 3, 2, 2, dtype=torch.uint8), generator(), shades, alpha=1.0)
@@ -241,6 +273,32 @@ def test_random_conv_equals_a_convolution_of_each_frame() -> None:
 
 
 # Registry
+
+
+def test_names_may_have_arguments() -> None:
+    bank = ImageBank(4, SIZE, paths=[])
+    by_name = make_augmentation("moving_overlay:alpha=0.7,speed=2", bank)(observations(), generator())
+    assert torch.equal(by_name, moving_overlay(observations(), generator(), bank.images, alpha=0.7, speed=2))
+    strong = make_augmentation("color_jitter:strength=0.5")(observations(), generator())
+    assert torch.equal(strong, color_jitter(observations(), generator(), strength=0.5))
+    assert "overlay:alpha=1" in AUGMENTATIONS
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("overlay:alpha=2", r"overlay: alpha must lie in \[0, 1\], not 2.0"),
+        ("moving_overlay:alpha=0.9,spread=0.3", r"not 0.9 \+- 0.3"),
+        ("moving_overlay:speed=-1", "speed must be at least 0, not -1"),
+        ("overlay:alpha=red", "alpha must be a number, not 'red'"),
+        ("overlay:speed=2", "'speed=2' is not an argument of 'overlay'; its arguments: alpha=float"),
+        ("random_conv:alpha=1", "its arguments: none"),
+        ("overlay:", "'' is not an argument"),
+    ],
+)
+def test_invalid_arguments_are_named(name: str, message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        AUGMENTATIONS[name]
 
 
 def test_registry() -> None:

@@ -7,8 +7,8 @@ from torch import Tensor
 from sgqn.agents.learner import Learner, Wrapper
 from sgqn.attribution import find_method, switchable_relu
 from sgqn.attribution.mask import Mask, quantile_mask, soft_mask
-from sgqn.attribution.registry import accepted
 from sgqn.networks import AttributionDecoder
+from sgqn.registry import accepted
 from sgqn.replay import Batch
 
 Values = tuple[Tensor, ...]

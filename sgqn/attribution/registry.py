@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from sgqn.attribution.base import Attribution, QFunction
 from sgqn.attribution.common import captum
-from sgqn.errors import InvalidValueError, SgqnError
-from sgqn.registry import Registry, import_submodules
+from sgqn.errors import SgqnError
+from sgqn.registry import ParametricRegistry, check_arguments, import_submodules, parse_arguments
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OfGraph = Callable[..., Tensor]
@@ -47,22 +46,9 @@ class Method:
 
     def with_arguments(self, text: str) -> Method:
         """The method with the arguments of a name, after its colon: `samples=4,noise=0.2`."""
-        kinds = _kinds(self.function)
-        arguments: dict[str, Any] = {}
-        for part in text.split(","):
-            name, equals, value = (piece.strip() for piece in part.partition("="))
-            if not equals or name not in kinds:
-                known = ", ".join(f"{known}={kind.__name__}" for known, kind in kinds.items()) or "none"
-                raise InvalidValueError(f"{part!r} is not an argument of {self.name!r}; its arguments: {known}")
-            if name in arguments:
-                raise InvalidValueError(f"{self.name}: {name} is given twice: {text!r}")
-            arguments[name] = _parsed(f"{self.name}: {name}", value, kinds[name])
+        arguments = parse_arguments(self.name, text, self.function, skipped=3)
         if self.check_arguments is not None:
-            defaults = {name: inspect.signature(self.function).parameters[name].default for name in kinds}
-            try:
-                self.check_arguments(**accepted(self.check_arguments, defaults | arguments))
-            except InvalidValueError as error:
-                raise InvalidValueError(f"{self.name}: {error}") from None
+            check_arguments(self.name, self.check_arguments, self.function, arguments)
         shares = self.of_graph is not None and arguments.keys() <= inspect.signature(self.of_graph).parameters.keys()
         return replace(
             self,
@@ -72,22 +58,9 @@ class Method:
         )
 
 
-class Methods(Registry[Method]):
-    """The registry of methods. Names may include arguments."""
-
-    def __getitem__(self, name: str) -> Method:
-        plain, colon, arguments = name.partition(":")
-        method = super().__getitem__(plain)
-        return method.with_arguments(arguments) if colon else method
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name.partition(":")[0] if isinstance(name, str) else name)
-
-    def origin(self, name: str) -> str:
-        return super().origin(name.partition(":")[0])
-
-
-METHODS = Methods("attribution method", lambda: import_submodules("sgqn.attribution"))
+METHODS: ParametricRegistry[Method] = ParametricRegistry(
+    "attribution method", lambda: import_submodules("sgqn.attribution")
+)
 
 
 def register_attribution(
@@ -130,33 +103,3 @@ def available() -> list[str]:
             continue
         found.append(name)
     return found
-
-
-def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """The offered arguments that match a parameter of the function."""
-    names = inspect.signature(function).parameters
-    return {name: value for name, value in offered.items() if name in names}
-
-
-def _kinds(function: Callable[..., Any]) -> dict[str, type]:
-    """The parameters of a method that can be set in a name, with the type of their annotation or default."""
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # of a type that is not imported, or no plain function
-        hints = {}
-    found: dict[str, type] = {}
-    for name, parameter in list(inspect.signature(function).parameters.items())[3:]:
-        hint = hints.get(name, type(parameter.default))
-        for kind in (bool, int, float):
-            if hint is kind or kind in typing.get_args(hint):
-                found[name] = kind
-    return found
-
-
-def _parsed(what: str, text: str, kind: type) -> Any:
-    texts = {"true": True, "false": False}
-    try:
-        return texts[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        wanted = {bool: "true or false", int: "an integer", float: "a number"}[kind]
-        raise InvalidValueError(f"{what} must be {wanted}, not {text!r}") from None

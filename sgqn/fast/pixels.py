@@ -43,9 +43,37 @@ def overlay(obs: Tensor, images: Tensor, index: Tensor, alpha: float) -> Tensor:
     return out
 
 
+def fits_moving_blend(obs: Tensor, images: Tensor) -> bool:
+    return fits_overlay(obs, images) and obs.shape[3] % 4 == 0
+
+
+@replace(augmentations.moving_blend, fits=lambda obs, images, index, alpha, down, right: fits_moving_blend(obs, images))
+def moving_overlay(obs: Tensor, images: Tensor, index: Tensor, alpha: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """`sgqn.augmentations.moving_blend`, rounded to uint8."""
+    (channels, height, width), out = obs.shape[1:], torch.empty_like(obs, memory_format=torch.contiguous_format)
+    each = (index, alpha, down.contiguous(), right.contiguous())
+    arguments = (obs.contiguous(), images, *each, out, channels // 3, height, width)
+    compiler.module("pointwise", obs.device).launch("moving_blend", (16, len(obs)), 256, 0, *arguments)
+    return out
+
+
+def fits_colors(obs: Tensor) -> bool:
+    return switch.takes(obs) and obs.dtype == torch.uint8 and obs.shape[2:].numel() % 4 == 0
+
+
+@replace(augmentations.recolored, fits=lambda obs, matrix: fits_colors(obs))
+def recolored(obs: Tensor, matrix: Tensor) -> Tensor:
+    """`sgqn.augmentations.recolored`, rounded to uint8."""
+    out = torch.empty_like(obs, memory_format=torch.contiguous_format)
+    arguments = (obs.contiguous(), matrix.contiguous(), out, obs.shape[1] // 3, obs.shape[2:].numel())
+    compiler.module("pointwise", obs.device).launch("recolor", (8, len(obs)), 256, 0, *arguments)
+    return out
+
+
 def fits_fill(obs: Tensor, mask: Tensor, value: Tensor | float = 0) -> bool:
-    fits = switch.takes(obs) and obs.dtype == torch.uint8 and mask.dtype == torch.bool and isinstance(value, Tensor)
-    return fits and obs.shape == mask.shape and obs.numel() % 16 == 0
+    single = isinstance(value, Tensor) and value.numel() == 1
+    fits = switch.takes(obs) and obs.dtype == torch.uint8 and mask.dtype == torch.bool
+    return fits and single and obs.shape == mask.shape and obs.numel() % 16 == 0
 
 
 @replace(masks.fill, fits=fits_fill)

@@ -14,8 +14,8 @@ from torch import Tensor
 from sgqn import attribution
 from sgqn.agents.base import Agent
 from sgqn.attribution import Attribution, OnStep
-from sgqn.attribution.registry import accepted
 from sgqn.errors import InvalidValueError
+from sgqn.registry import accepted
 
 AT_ONCE = 16
 """Observations attributed together."""

@@ -412,6 +412,31 @@ def test_overlay_is_rounded():
     assert torch.equal(fused, (plain + 0.5).floor().to(torch.uint8))
 
 
+def test_moving_overlay_is_rounded():
+    obs, bank = picture(3), torch.randint(0, 256, (5, 3, 84, 84), dtype=torch.uint8)
+    plain, fused = both(
+        lambda: augmentations.moving_overlay(obs, torch.Generator().manual_seed(1), bank, spread=0.4, speed=30)
+    )
+    assert fused.dtype == torch.uint8
+    assert (fused - plain).abs().max() <= 0.5 + 1e-4
+    assert len(plain.unique()) > 256  # not rounded
+
+
+@pytest.mark.parametrize("channels", [3, 9])
+def test_color_jitter_is_rounded(channels: int):
+    obs = picture(3, 1, channels)
+    plain, fused = both(lambda: augmentations.color_jitter(obs, torch.Generator().manual_seed(1), 0.5))
+    assert fused.dtype == torch.uint8
+    assert (fused - plain).abs().max() <= 0.5 + 1e-3
+
+
+def test_observations_are_filled_with_images():
+    obs, mask, images = picture(2), torch.rand(2, 9, 84, 84) < 0.3, picture(2, 3)
+    plain, fused = both(partial(attribution.fill, obs, mask, images))
+    assert torch.equal(plain, fused)
+    assert torch.equal(fused, torch.where(mask, obs, images))
+
+
 def test_fill_is_rounded():
     obs, mask = picture(2), torch.rand(2, 9, 84, 84) < 0.3
     plain, fused = both(partial(attribution.fill, obs, mask, torch.tensor(17.6)))

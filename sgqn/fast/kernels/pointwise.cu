@@ -266,6 +266,55 @@ KERNEL blend(const u8* pictures, const u8* bank, const long long* index, u8* out
   }
 }
 
+// (1 - alpha) image + alpha bank[index], rounded; all uint8, frames of three channels [height][width], width divides by
+// 4. Frame k of an image shows the bank's image k (down, right) pixels further, its edge pixels continued; index, alpha,
+// down and right are one per image. Four pixels a thread; grid (parts, images).
+KERNEL moving_blend(const u8* images, const u8* bank, const long long* index, const float* alpha, const long long* down,
+                    const long long* right, u8* out, long frames, long height, long width) {
+  int image = blockIdx.y, across = (int)width / 4, lines = 3 * (int)height, quads = lines * across;
+  float weight = alpha[image];
+  const u8* over = bank + (size_t)index[image] * lines * width;
+  const u32* from = (const u32*)images + (size_t)image * frames * quads;
+  u32* to = (u32*)out + (size_t)image * frames * quads;
+  for (int i = (int)global_thread(); i < (int)frames * quads; i += (int)global_threads()) {
+    int frame = i / quads, line = (i - frame * quads) / across, x = (i - (i / across) * across) * 4;
+    int channel = line / (int)height, y = line - channel * (int)height;
+    int row = min(max(y + frame * (int)down[image], 0), (int)height - 1), shift = x + frame * (int)right[image];
+    const u8* source = over + (size_t)(channel * (int)height + row) * width;
+    u32 a = from[i], word = 0;
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+      float b = (float)source[min(max(shift + p, 0), (int)width - 1)];
+      word |= (u32)((1.f - weight) * (float)((a >> (8 * p)) & 255u) + weight * b + 0.5f) << (8 * p);
+    }
+    to[i] = word;
+  }
+}
+
+// The colours of every pixel times the image's matrix [3][4], whose last column is added; clamped and rounded, uint8.
+// plane: pixels of a channel, divides by 4. Four pixels of all three channels a thread; grid (parts, images).
+KERNEL recolor(const u8* images, const float* matrix, u8* out, long frames, long plane) {
+  int image = blockIdx.y, quads = (int)plane / 4;
+  const float* m = matrix + (size_t)image * 12;
+  const u32* from = (const u32*)images + (size_t)image * frames * 3 * quads;
+  u32* to = (u32*)out + (size_t)image * frames * 3 * quads;
+  for (int i = (int)global_thread(); i < (int)frames * quads; i += (int)global_threads()) {
+    int frame = i / quads, start = frame * 3 * quads + (i - frame * quads);
+    u32 r = from[start], g = from[start + quads], b = from[start + 2 * quads];
+#pragma unroll
+    for (int c = 0; c < 3; c++) {
+      u32 word = 0;
+#pragma unroll
+      for (int p = 0; p < 4; p++) {
+        float v = m[4 * c] * (float)((r >> (8 * p)) & 255u) + m[4 * c + 1] * (float)((g >> (8 * p)) & 255u) +
+                  m[4 * c + 2] * (float)((b >> (8 * p)) & 255u) + m[4 * c + 3];
+        word |= (u32)(fminf(fmaxf(v, 0.f), 255.f) + 0.5f) << (8 * p);
+      }
+      to[start + c * quads] = word;
+    }
+  }
+}
+
 // mask ? picture : value, the value (one float) rounded; all uint8, count divides by 16.
 KERNEL fill_unmasked(const uint4* pictures, const uint4* mask, const float* value, uint4* out, long count) {
   u32 fill = (u32)(fminf(fmaxf(value[0], 0.f), 255.f) + 0.5f) * 0x01010101u;

@@ -281,7 +281,10 @@ def configure(options: Mapping[str, Any] | None = None, **more: Any) -> TrainCon
 def settings_for(agent: str, task: str, **values: Any) -> Any:
     """An agent's settings: the task's defaults, overridden by the given values that the agent has."""
     kind, defaults = AGENTS[agent].settings, find_task(task).defaults
-    wanted = {"rho": defaults.rho, "augmentation": defaults.augmentation, **defaults.settings, **values}
+    wanted = {"rho": defaults.rho, **defaults.settings}
+    if defaults.augmentation is not None:
+        wanted["augmentation"] = defaults.augmentation
+    wanted |= values
     names = {one.name for one in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in wanted.items() if name in names})
 

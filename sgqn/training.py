@@ -336,7 +336,7 @@ class Trainer:
         self.bank: ImageBank | None = None
         augmentation: Augmentation = no_augmentation
         if entry.augments:
-            name = getattr(config.settings, "augmentation", find_task(config.task).defaults.augmentation)
+            name = getattr(config.settings, "augmentation", find_task(config.task).defaults.augmentation) or "overlay"
             if AUGMENTATIONS[name].needs_images:
                 self.bank = ImageBank(config.overlay_images, config.image_size, config.seed, self.device)
             augmentation = make_augmentation(name, self.bank)

@@ -45,7 +45,8 @@ class Defaults:
     camera: int | str = 0
     """Index or name of the camera in a MuJoCo model."""
     rho: float = 0.95
-    augmentation: str = "overlay"
+    augmentation: str | None = None
+    """Strong augmentation, instead of the agent's own default."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further hyperparameters, for the agents that have them."""
     steps: int = 500_000

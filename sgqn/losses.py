@@ -82,6 +82,15 @@ def consistency_loss(qs: Iterable[Tensor], qs_masked: Iterable[Tensor]) -> Tenso
     return sum_of_squared_errors(list(zip(qs, qs_masked, strict=True)), "q", "q_masked")
 
 
+def policy_consistency_loss(action: Tensor, action_distracted: Tensor) -> Tensor:
+    r"""L_PC = E[|a(s, e) - a(s', e)|^2]: the same noise e must give the same action in a distracted observation s'.
+
+    The clean action is the target: no gradient flows into it.
+    """
+    _same_shape(action=action, action_distracted=action_distracted)
+    return (action.detach() - action_distracted).square().sum(dim=1).mean()
+
+
 @replaceable
 def mask_prediction_loss(logits: Tensor, mask: Tensor) -> Tensor:
     r"""L_SL = E[BCE(M_theta(f_theta(tau(s)), a), M_rho(Q, s, a))].

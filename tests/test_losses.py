@@ -104,6 +104,16 @@ def test_mask_prediction_loss(soft: bool):
     np.testing.assert_allclose(loss.item(), expected, rtol=1e-10)
 
 
+def test_policy_consistency_loss():
+    a, b = normal(5, 2), normal(5, 2)
+    action, other = t(a), t(b)
+    loss = losses.policy_consistency_loss(action, other)
+    loss.backward()
+    np.testing.assert_allclose(loss.item(), np.mean(np.sum((a - b) ** 2, axis=1)), rtol=1e-10)
+    assert action.grad is None
+    np.testing.assert_allclose(other.grad.numpy(), 2 * (b - a) / 5, rtol=1e-10)
+
+
 def test_byol_loss():
     p, z = normal(5, 7), normal(5, 7)
     prediction, target = t(p), t(z)

@@ -13,7 +13,7 @@ from sgqn.agents.registry import register_agent
 from sgqn.agents.schedule import LinearSchedule
 from sgqn.agents.settings import Settings, count, fraction, positive, weight
 from sgqn.augmentations import random_shift
-from sgqn.losses import critic_loss, deterministic_actor_loss, td_target
+from sgqn.losses import critic_loss, deterministic_actor_loss, policy_consistency_loss, td_target
 from sgqn.networks import Critic, DeterministicActor, Encoder, ema_update, frozen_copy
 from sgqn.replay import Batch
 
@@ -124,11 +124,14 @@ class DrQv2(Learner):
         self.exploration.advance()
         return metrics
 
-    def actor_step(self, features: Tensor) -> Metrics:
+    def actor_step(self, features: Tensor, distracted: Tensor | None = None, weight: float = 1.0) -> Metrics:
         features = features.detach()
-        action = self.noisy(self.actor(features), self.settings.noise_clip)
-        values = self.values(features, action)
-        metrics = minimize(self.optimizers["actor"], {"actor": deterministic_actor_loss(values)})
+        action = self.actor(features)
+        values = self.values(features, self.noisy(action, self.settings.noise_clip))
+        losses = {"actor": deterministic_actor_loss(values)}
+        if distracted is not None:
+            losses["policy_consistency"] = weight * policy_consistency_loss(action, self.actor(distracted.detach()))
+        metrics = minimize(self.optimizers["actor"], losses)
         return metrics | {"value": torch.stack(values).detach().mean(), "noise": self.exploration()}
 
     def target_step(self) -> None:

@@ -86,8 +86,13 @@ class Learner(Agent):
         with torch.set_grad_enabled(self.actor_trains_encoder):
             return self.encode(obs)
 
-    def actor_step(self, features: Tensor) -> Metrics:
-        del features
+    def actor_step(self, features: Tensor, distracted: Tensor | None = None, weight: float = 1.0) -> Metrics:
+        """A gradient step of the actor, if there is one.
+
+        With `distracted`, features of other observations of the same states, it also minimizes the weighted
+        difference of the actions there.
+        """
+        del features, distracted, weight
         return {}
 
     def target_step(self) -> None:

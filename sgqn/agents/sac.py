@@ -13,7 +13,7 @@ from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
 from sgqn.agents.settings import Settings, count, fraction, positive
 from sgqn.augmentations import Augmentation, center_crop
-from sgqn.losses import actor_loss, critic_loss, soft_td_target, temperature_loss
+from sgqn.losses import actor_loss, critic_loss, policy_consistency_loss, soft_td_target, temperature_loss
 from sgqn.networks import Actor, Critic, Encoder, ema_update_critic, frozen_copy
 from sgqn.replay import Batch
 
@@ -116,15 +116,16 @@ class SAC(Learner):
         next_values = self.target(batch.next_obs, policy.action)
         return soft_td_target(batch.reward, batch.discount, next_values, policy.log_prob, self.alpha)
 
-    def actor_step(self, features: Tensor) -> Metrics:
+    def actor_step(self, features: Tensor, distracted: Tensor | None = None, weight: float = 1.0) -> Metrics:
         """Actor and temperature, on the critic's features."""
-        policy = self.actor(
-            features,
-            self.noise(features.new_empty(len(features), self.spec.action_dim)),
-            detach_encoder=not self.actor_trains_encoder,
-        )
+        noise = self.noise(features.new_empty(len(features), self.spec.action_dim))
+        policy = self.actor(features, noise, detach_encoder=not self.actor_trains_encoder)
         values = self.values(features.detach(), policy.action)
-        metrics = minimize(self.optimizers["actor"], {"actor": actor_loss(values, policy.log_prob, self.alpha)})
+        losses = {"actor": actor_loss(values, policy.log_prob, self.alpha)}
+        if distracted is not None:
+            other = self.actor(distracted, noise).action
+            losses["policy_consistency"] = weight * policy_consistency_loss(policy.action, other)
+        metrics = minimize(self.optimizers["actor"], losses)
         loss = temperature_loss(self.log_alpha, policy.log_prob, self.target_entropy)
         metrics |= minimize(self.optimizers["temperature"], {"temperature": loss})
         return metrics | {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from sgqn.agents.registry import register_agent
 from sgqn.agents.saliency import Saliency, SaliencyWrapper
 from sgqn.agents.settings import Settings, count, named, positive, quantile, ruled, weight
 from sgqn.attribution import METHODS
-from sgqn.attribution.mask import fill, random_value, share, sign_agreement
+from sgqn.attribution.mask import Mask, fill, random_value, share, sign_agreement
 from sgqn.augmentations import AUGMENTATIONS, Augmentation
 from sgqn.losses import consistency_loss, mask_prediction_loss
 from sgqn.networks import AttributionDecoder
@@ -90,14 +91,14 @@ class SGQN(SaliencyWrapper):
     def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
         metrics, mask = self.critic_step(batch)
         predicts = phase.auxiliary and self.selfsup
-        if predicts and (mask is None or self.settings.recompute_attribution):
-            mask = self.saliency(batch)
+        recomputes = mask is None or self.settings.recompute_attribution
+        predicted = self.saliency(batch) if predicts and recomputes else mask
         if phase.actor:
-            metrics |= self.learner.actor_step(self.learner.actor_features(batch.obs))
+            metrics |= self.actor_step(self.learner.actor_features(batch.obs), batch, mask)
         if phase.targets:
             self.learner.target_step()
         if predicts:
-            metrics |= self.auxiliary_step(batch, mask)
+            metrics |= self.auxiliary_step(batch, predicted)
         return metrics
 
     def critic_step(self, batch: Batch) -> tuple[Metrics, Tensor | None]:
@@ -108,11 +109,16 @@ class SGQN(SaliencyWrapper):
         leaf, features = saliency.trace(obs)
         values = saliency.values(features, action)
         mask = saliency.mask(saliency.attribution(values, leaf, batch, features))
-        masked = fill(obs, mask, self.fill_value(obs))
+        masked = self.masking(obs)(mask)
         losses = learner.critic_losses(batch, values)
         masked_values = learner.values(learner.encode(masked), action)
         losses["consistency"] = self.settings.consistency_weight * consistency_loss(values, masked_values)
         return learner.critic_step(losses) | {"mask/kept": share(mask)}, mask
+
+    def actor_step(self, features: Tensor, batch: Batch, mask: Tensor | None) -> Metrics:
+        """A gradient step on L_pi. `mask` is that of the critic step."""
+        del batch, mask
+        return self.learner.actor_step(features)
 
     def auxiliary_step(self, batch: Batch, mask: Tensor | None) -> Metrics:
         """A gradient step on L_SL: predict the mask from the augmented image."""
@@ -120,6 +126,10 @@ class SGQN(SaliencyWrapper):
         logits = self.predict(self.augmentation(batch.obs, self.generator), batch.action)
         metrics = minimize(self.optimizers["auxiliary"], {"mask": mask_prediction_loss(logits, mask)})
         return metrics | {"mask/agreement": sign_agreement(logits, mask)}
+
+    def masking(self, obs: Tensor) -> Mask:
+        """From a mask to the observations with their other pixels replaced."""
+        return partial(fill, obs, value=self.fill_value(obs))
 
     def fill_value(self, obs: Tensor) -> Tensor | float:
         """The value of masked pixels."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sgqn.agents.base import Metrics, Phase, minimize
 from sgqn.agents.sgqn import SGQN
-from sgqn.attribution.mask import fill, share, sign_agreement
+from sgqn.attribution.mask import share, sign_agreement
 from sgqn.fast import switch
 from sgqn.fast.streams import AHEAD, FIRST, Join, aside, mark
 from sgqn.losses import consistency_loss, mask_prediction_loss
@@ -37,7 +37,7 @@ def joined_before_step(optimizer: torch.optim.Optimizer, join: Join) -> Iterator
 def learn(agent: SGQN, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
     """`SGQN.learn`, its independent parts on several streams."""
     metrics, mask = critic_step(agent, batch)
-    auxiliary, device = phase.auxiliary and agent.selfsup, batch.obs.device
+    auxiliary, device, predicted = phase.auxiliary and agent.selfsup, batch.obs.device, mask
     with aside(device, FIRST) as join_mask:  # the mask runs next to its prediction, which waits for it
         features, seen = None, None
         if auxiliary and (mask is None or agent.settings.recompute_attribution):
@@ -46,20 +46,20 @@ def learn(agent: SGQN, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa
             leaf, features = agent.saliency.trace(batch.obs, trains)
             seen = None if trains else mark(device)  # the actor need not wait for the mask
             values = agent.saliency.values(features, batch.action)
-            mask = agent.saliency.mask(agent.saliency.attribution(values, leaf, batch, features))
+            predicted = agent.saliency.mask(agent.saliency.attribution(values, leaf, batch, features))
         elif phase.actor:
             features = agent.learner.actor_features(batch.obs)
         with aside(device, since=seen) as join_actor:
             if phase.actor:
                 assert features is not None
-                metrics |= agent.learner.actor_step(features)
+                metrics |= agent.actor_step(features, batch, mask)
             if phase.targets:
                 agent.learner.target_step()
     if agent.learner.actor_trains_encoder:
         join_actor()
     if auxiliary:
-        assert mask is not None
-        metrics |= auxiliary_step(agent, batch, mask, join_mask, join_actor)
+        assert predicted is not None
+        metrics |= auxiliary_step(agent, batch, predicted, join_mask, join_actor)
     join_mask()
     join_actor()
     return metrics
@@ -71,13 +71,13 @@ def critic_step(agent: SGQN, batch: Batch) -> tuple[Metrics, Tensor | None]:
     learner, action = agent.learner, batch.action
     leaf, features = agent.saliency.trace(batch.obs)
     values = agent.saliency.values(features, action)
-    with aside(leaf.device, FIRST) as join_fill:
-        fill_value = agent.fill_value(batch.obs)
+    with aside(leaf.device, FIRST) as join_masking:
+        masking = agent.masking(batch.obs)
     with aside(leaf.device) as join_losses:  # nothing but the values' own gradient waits for the target
         losses = learner.critic_losses(batch, values)
     mask = agent.saliency.mask(agent.saliency.attribution(values, leaf, batch, features))
-    join_fill()
-    masked = fill(batch.obs, mask, fill_value)
+    join_masking()
+    masked = masking(mask)
     with aside(leaf.device, FIRST) as join_masked:  # its backward pass then runs next to the other
         masked_values = learner.values(learner.encode(masked), action)
     with aside(leaf.device, AHEAD) as join_share:

@@ -1,0 +1,96 @@
+"""SGAC: distracted observations, consistency of the policy, and SGQN as its special case."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sgqn.agents import Phase
+from sgqn.agents.svea import SVEA
+from tests.agents.small import batch_for, changed, small, snapshot
+
+ALL = Phase(actor=True, targets=True, auxiliary=True)
+
+
+def white(obs, generator):
+    return torch.full_like(obs, 255)
+
+
+def test_distracted_observations_keep_the_salient_pixels_and_replace_the_others():
+    agent = small("sgac", color_jitter=0.0)
+    agent.augmentation = white
+    obs = batch_for(agent).obs
+    mask = torch.rand(obs.shape, generator=torch.Generator().manual_seed(0)) < 0.3
+    distracted = agent.masking(obs)(mask)
+    assert torch.equal(distracted, torch.where(mask, obs, torch.full_like(obs, 255)))
+
+
+def test_the_colours_of_salient_pixels_change_too():
+    agent = small("sgac", color_jitter=0.3)
+    agent.augmentation = lambda obs, generator: obs
+    obs = batch_for(agent).obs
+    nothing, everything = torch.zeros_like(obs, dtype=torch.bool), torch.ones_like(obs, dtype=torch.bool)
+    masking = agent.masking(obs)
+    assert torch.equal(masking(nothing), masking(everything))
+    assert (masking(everything) - obs).abs().flatten(1).mean(dim=1).min() > 5
+    assert not torch.equal(agent.masking(obs)(everything), masking(everything))
+
+
+def test_without_its_additions_it_is_sgqn():
+    """With white images as augmentation, and no jitter, policy loss or augmented critic."""
+    plain = small("sgac", color_jitter=0.0, policy_consistency_weight=0.0, augmented_critic=False)
+    other = small("sgqn")
+    other.load_state_dict(plain.state_dict())
+    other.fill_value = lambda obs: 255
+    for agent in (plain, other):
+        agent.augmentation = white
+    for seed in range(2):
+        for agent in (plain, other):
+            agent.update(batch_for(agent, seed), ALL)
+    left, right = plain.state_dict(), other.state_dict()
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+@pytest.mark.parametrize("name", ["sgac", "sgdrqv2"])
+def test_the_policy_loss_makes_actions_alike_and_trains_the_actor_alone(name):
+    agent = small(name)
+    learner, batch = agent.learner, batch_for(agent)
+    with torch.no_grad():
+        features, distracted = learner.encode(batch.obs), learner.encode(255 - batch.obs)
+
+    def difference() -> float:
+        with torch.no_grad():
+            actions = [
+                learner.actor.mean_action(f) if name == "sgac" else learner.actor(f) for f in (features, distracted)
+            ]
+            return (actions[0] - actions[1]).square().sum(dim=1).mean().item()
+
+    first, before = difference(), snapshot(learner)
+    for _ in range(30):
+        metrics = learner.actor_step(features, distracted, 100.0)
+    assert metrics["loss/policy_consistency"] < metrics["loss/policy_consistency"].new_tensor(100 * first)
+    assert difference() < 0.3 * first
+    assert {part.split(".")[0] for part in changed(learner, before)} <= {"actor", "log_alpha"}
+
+
+def test_policy_consistency_uses_the_same_noise_for_both():
+    """Equal features have equal actions, so the loss is zero, whatever the noise."""
+    agent = small("sgac")
+    features = agent.learner.encode(batch_for(agent).obs).detach()
+    assert agent.learner.actor_step(features, features, 10.0)["loss/policy_consistency"] == 0
+
+
+def test_the_policy_loss_can_be_turned_off_and_the_critics_losses_stay():
+    losses = {}
+    for weight in (0.0, 10.0):
+        agent = small("sgac", policy_consistency_weight=weight)
+        losses[weight] = agent.update(batch_for(agent), ALL)
+    assert "loss/policy_consistency" not in losses[0.0]
+    assert losses[10.0]["loss/policy_consistency"] > 0
+    for name in ("loss/critic", "loss/consistency"):
+        assert torch.equal(losses[0.0][name], losses[10.0][name])
+
+
+def test_the_augmented_critic_is_sveas():
+    assert isinstance(small("sgac").learner, SVEA)
+    assert not isinstance(small("sgac", augmented_critic=False).learner, SVEA)

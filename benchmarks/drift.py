@@ -1,6 +1,6 @@
 """Measure what changes in an agent when only the scene changes: its action, value, embedding and mask.
 
-    python benchmarks/drift.py --out docs/drift          # the pretrained agents: about 20 minutes on two CPU cores
+    python benchmarks/drift.py --out docs/drift          # the pretrained agents: about 15 minutes on two CPU cores
     python benchmarks/drift.py pretrained:walker-walk --episodes 5
     python benchmarks/drift.py --tiny                    # check that the script works, in seconds
 

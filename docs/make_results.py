@@ -1,4 +1,4 @@
-"""Update the tables of results.md, results-details.md and pretrained.md, and their images, from the runs in results/.
+"""Update the tables of results.md, results-details.md, pretrained.md and drift.md, and their images, from the runs in results/.
 
     python docs/make_results.py            # the tables, the curves, and a sheet of observations and masks
     python docs/make_results.py --tiny     # the tables and curves only, which takes seconds
@@ -9,11 +9,15 @@ The images are those of `sgqn report results` that the pages show.
 from __future__ import annotations
 
 import argparse
+import csv
+import math
 import os
 import re
 import shutil
+import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,18 @@ MEASURES = {
     "deletion": "deletion",
     "insertion": "insertion",
 }
+DRIFTS = {
+    "action": "action",
+    "body": "body only",
+    "scene": "scene only",
+    "inside": "inside only",
+    "outside": "outside only",
+    "value": "value",
+    "embedding": "embedding",
+    "mask_iou": "mask IoU",
+}
+BINS = (0.0, 0.05, 0.1, 0.2, math.inf)
+"""Drifts of the action whose returns are compared."""
 BEGIN, END = "<!-- {}: made by docs/make_results.py -->", "<!-- end -->"
 
 
@@ -154,10 +170,41 @@ def _with_packed(returns: list[dict[str, Any]], shift: str) -> str:
     return f"{before} ({found[PACKED]})" if PACKED in found else before
 
 
+def drift(runs: list[Run]) -> str:
+    """What benchmarks/drift.py measured, as means over episodes."""
+    del runs
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in _drift_rows():
+        groups.setdefault((row["task"], row["shift"]), []).append(row)
+    rows = [["task", "shift", "return", *DRIFTS.values()]]
+    for (task, shift), of in groups.items():
+        means = {name: statistics.mean(float(row[name]) for row in of) for name in ("return", *DRIFTS)}
+        cells = (f"{means[name]:.1%}" if name == "value" else f"{means[name]:.2f}" for name in DRIFTS)
+        rows.append([task, shift, f"{means['return']:.0f}", *cells])
+    return _grid(rows)
+
+
+def drift_returns(runs: list[Run]) -> str:
+    """Returns by the drift of the action, over all tasks and shifts."""
+    del runs
+    rows = [["drift of the action", "episodes", "mean return", "lowest return"]]
+    for low, high in pairwise(BINS):
+        found = [float(row["return"]) for row in _drift_rows() if low <= float(row["action"]) < high]
+        label = f"{low:g} to {high:g}" if high < math.inf else f"more than {low:g}"
+        rows.append([label, str(len(found)), f"{statistics.mean(found):.0f}", f"{min(found):.0f}"])
+    return _grid(rows)
+
+
+def _drift_rows() -> list[dict[str, str]]:
+    with open(DOCS / "drift" / "drift.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 PAGES: dict[str, tuple[Callable[[list[Run]], str], ...]] = {
     "results.md": (scores, order, training),
     "results-details.md": (renderers, saliency),
     "pretrained.md": (packaged,),
+    "drift.md": (drift, drift_returns),
 }
 """The tables of each page."""
 

@@ -1,4 +1,4 @@
-"""Update the tables of results.md, results-details.md, pretrained.md and drift.md, and their images, from the runs in results/.
+"""Update the tables and images of results.md, results-details.md, pretrained.md and drift.md from the runs in results/.
 
     python docs/make_results.py            # the tables, the curves, and a sheet of observations and masks
     python docs/make_results.py --tiny     # the tables and curves only, which takes seconds

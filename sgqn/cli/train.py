@@ -134,7 +134,11 @@ def _choices(config: TrainConfig, args: list[str]) -> Iterator[None]:
         "evaluate_shifts": tuple[(literal(task.shifts, args), ...)],  # type: ignore[misc]
     }
     fields = dataclasses.fields(config.settings)
-    named = {one.name: literal(one.metadata["names"](), args) for one in fields if "names" in one.metadata}
+    named = {
+        one.name: literal(one.metadata["names"](), [*args, getattr(config.settings, one.name)])
+        for one in fields
+        if "names" in one.metadata
+    }
     logged = {"logger": tuple[(literal(LOGGERS, args), ...)]}  # type: ignore[misc]
     changes: dict[type, dict[str, Any]] = {type(config): own, type(config.settings): named, TrainOptions: logged}
     before = {kind: dict(kind.__annotations__) for kind in changes}

@@ -90,7 +90,7 @@ def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) ->
     assert size == (28 if AGENTS[agent].crops else 24)
     obs = np.zeros((9, size, size), dtype=np.uint8)
     assert loaded.act(obs).shape == (1,)
-    if agent in ("sgqn", "sac_selfsup", "sgdrqv2"):
+    if loaded.predicts_masks:
         assert loaded.predict_mask(obs, loaded.act(obs)).shape == obs.shape
     else:
         with pytest.raises(sgqn.SgqnError, match="decoder"):

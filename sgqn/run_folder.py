@@ -90,7 +90,10 @@ def parse_config(text: bytes | str, path: Path | str) -> TrainConfig:
 
 def differences(config: TrainConfig, recorded: TrainConfig, kept: str = "in the checkpoint") -> list[str]:
     """What, besides `steps`, differs between a run's configuration and the one that was kept with its checkpoint."""
-    here, there = options(config), options(recorded)
+    here, there = (
+        options(one) | {"action_repeat": find_task(one.task, one.action_repeat).action_repeat}
+        for one in (config, recorded)
+    )
     return [
         f"{name} is {here.get(name)!r} there, {there[name]!r} {kept}"
         for name in there

@@ -15,6 +15,7 @@ import pytest
 from sgqn import run_folder, training
 from sgqn.config import preset
 from sgqn.errors import BusyError, InvalidValueError
+from tests.helpers import tiny_config
 
 HOLD = """
 import sys, time
@@ -156,3 +157,11 @@ def test_a_run_that_is_training_is_neither_resumed_nor_started(tmp_path: Path) -
     with pytest.raises(InvalidValueError, match="holds a run already"):
         training.train(config, tmp_path, False)
     assert not (folder / run_folder.LOCK).exists()
+
+
+def test_an_action_repeat_that_is_the_tasks_default_is_no_difference() -> None:
+    unset, given = tiny_config(action_repeat=None), tiny_config(action_repeat=8)
+    assert run_folder.differences(unset, given) == []
+    assert run_folder.differences(unset, tiny_config(action_repeat=4)) == [
+        "action_repeat is 8 there, 4 in the checkpoint"
+    ]

@@ -1,4 +1,4 @@
-"""Update the tables and images of results.md, results-details.md, pretrained.md and drift.md from the runs in results/.
+"""Update the tables and images of results.md, results-details.md, robots.md, pretrained.md and drift.md.
 
     python docs/make_results.py            # the tables, the curves, and a sheet of observations and masks
     python docs/make_results.py --tiny     # the tables and curves only, which takes seconds
@@ -23,6 +23,7 @@ from typing import Any
 
 from sgqn.envs.families import all_shifts, find_task
 from sgqn.pretrained import listing, package
+from sgqn.results import paper
 from sgqn.results.report import report
 from sgqn.results.runs import Run, RunEvaluation, find_runs, rank
 from sgqn.results.tables import Cell, ResultRow, headline, orders, returns_of, title_of
@@ -37,6 +38,8 @@ FAILED = 0.1
 PACKED = "int8"
 """The precision of the agents in the package."""
 LOOKED_AT = ("train", "video_hard")
+SCENES = ("train", "test1", "test2", "test3")
+"""The shifts of the robot tasks in the paper."""
 MEASURES = {
     "base_rate": "body, share of image",
     "mask_share": "mask on body",
@@ -60,21 +63,36 @@ BEGIN, END = "<!-- {}: made by docs/make_results.py -->", "<!-- end -->"
 
 
 def scores(runs: list[Run]) -> str:
-    """Mean returns over seeds, with the paper's in parentheses; one table for tasks with the same shifts."""
+    """Mean returns over seeds, with the paper's in parentheses."""
     table = headline(runs)
     assert table is not None, "no run with the paper's settings has been evaluated"
-    groups: dict[tuple[str, ...], list[ResultRow]] = {}
+    shifts = find_task(table.rows[0].cells[0].task).test_shifts
+    rows = [["task", "agent", "seeds", *shifts]]
     for row in table.rows:
-        groups.setdefault(find_task(row.cells[0].task).test_shifts, []).append(row)
-    grids = []
-    for shifts, rows in groups.items():
-        cells = [{cell.shift: cell for cell in row.cells} for row in rows]
-        lines = [
-            [*row.labels, _seeds(row), *(_compared(of_shift[shift]) if shift in of_shift else "" for shift in shifts)]
-            for row, of_shift in zip(rows, cells, strict=True)
-        ]
-        grids.append(_grid([["task", "agent", "seeds", *shifts], *lines]))
-    return "\n\n".join(grids)
+        cells = {cell.shift: cell for cell in row.cells}
+        rows.append(
+            [*row.labels, _seeds(row), *(_compared(cells[shift]) if shift in cells else "" for shift in shifts)]
+        )
+    return _grid(rows)
+
+
+def robots(runs: list[Run]) -> str:
+    """Returns and success rates, and the means of the test scenes; the paper's mean returns in parentheses."""
+    training_scene, *tests = SCENES
+    rows = [["task", "agent", *SCENES, "mean of the tests"]]
+    ranks = list(paper.TITLES)
+    for run in sorted(runs, key=lambda run: (paper.ROBOT_TASKS.index(run.task), ranks.index(run.agent))):
+        found = {one.shift: one for one in run.evaluations if one.weights != PACKED}
+        theirs = {shift: paper.score(run.task, run.agent, shift) for shift in SCENES}
+        cells = []
+        for shifts in ([training_scene], *([test] for test in tests), tests):
+            mean = statistics.mean(found[shift].mean for shift in shifts)
+            solved = statistics.mean(found[shift].success_rate or 0 for shift in shifts)
+            papers = [score.mean for shift in shifts if (score := theirs[shift])]
+            beside = f" ({statistics.mean(papers):.1f})" if len(papers) == len(shifts) else ""
+            cells.append(f"{mean:.1f}{beside}, {solved:.0%}")
+        rows.append([run.task, title_of(run.agent), *cells])
+    return _grid(rows)
 
 
 def _seeds(row: ResultRow) -> str:
@@ -116,11 +134,9 @@ def _counted(run: Run, shift: str, step: int, renderer: str) -> RunEvaluation | 
 def _score(found: RunEvaluation | None) -> str:
     if found is None:
         return ""
-    bounds = returns_of(found.task)
-    if bounds is None:
-        return f"{found.mean:.1f} ± {found.std:.1f}"
-    failed = sum(value < FAILED * bounds[1] for value in found.returns)
-    return f"{found.mean:.0f} ± {found.std:.0f}" + (f" ({failed})" if failed else "")
+    bounds, show = returns_of(found.task), find_task(found.task).return_text
+    failed = 0 if bounds is None else sum(value < FAILED * bounds[1] for value in found.returns)
+    return f"{show(found.mean)} ± {show(found.std)}" + (f" ({failed})" if failed else "")
 
 
 def training(runs: list[Run]) -> str:
@@ -134,7 +150,7 @@ def _returns(run: Run, marks: Iterable[int]) -> Iterator[str]:
     """The last return before each step that the run has reached."""
     for mark in marks:
         known = [value for at, value in zip(run.curve.steps, run.curve.returns, strict=True) if at <= mark]
-        yield f"{known[-1]:.0f}" if known and run.steps >= mark else ""
+        yield find_task(run.task).return_text(known[-1]) if known and run.steps >= mark else ""
 
 
 def saliency(runs: list[Run]) -> str:
@@ -162,7 +178,7 @@ def packaged(runs: list[Run]) -> str:
 
 def _with_packed(returns: list[dict[str, Any]], shift: str) -> str:
     found = {
-        line.get("weights", package.PRECISIONS[0]): f"{line['mean']:.0f}"
+        line.get("weights", package.PRECISIONS[0]): find_task(line["task"]).return_text(line["mean"])
         for line in returns
         if (line["shift"], line["renderer"]) == (shift, "gl")
     }
@@ -200,13 +216,14 @@ def _drift_rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-PAGES: dict[str, tuple[Callable[[list[Run]], str], ...]] = {
-    "results.md": (scores, order, training),
-    "results-details.md": (renderers, saliency),
-    "pretrained.md": (packaged,),
-    "drift.md": (drift, drift_returns),
+PAGES: dict[str, tuple[str, tuple[Callable[[list[Run]], str], ...]]] = {
+    "results.md": ("suite", (scores, order, training)),
+    "results-details.md": ("suite", (renderers, saliency)),
+    "robots.md": ("robot", (robots,)),
+    "pretrained.md": ("", (packaged,)),
+    "drift.md": ("", (drift, drift_returns)),
 }
-"""The tables of each page."""
+"""The task family and the tables of each page."""
 
 
 def _name(run: Run) -> str:
@@ -221,11 +238,13 @@ def _grid(rows: list[list[str]]) -> str:
 def page(name: str, runs: list[Run]) -> str:
     """The text of a page with updated tables."""
     text = (DOCS / name).read_text()
-    for table in PAGES[name]:
+    family, tables = PAGES[name]
+    own = [run for run in runs if find_task(run.task).family.name == family]
+    for table in tables:
         mark = BEGIN.format(table.__name__)
         before, rest = text.split(mark)
         _, after = rest.split(END, maxsplit=1)
-        text = f"{before}{mark}\n\n{table(runs)}\n\n{END}{after}"
+        text = f"{before}{mark}\n\n{table(own)}\n\n{END}{after}"
     return text
 
 

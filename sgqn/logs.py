@@ -17,6 +17,7 @@ from sgqn import run_folder
 from sgqn.agents.base import Agent
 from sgqn.augmentations import center_crop
 from sgqn.config import TrainConfig
+from sgqn.envs.families import find_task
 from sgqn.evaluation import Evaluation
 from sgqn.inspect.look import look_at, newest, predict
 from sgqn.reading import number
@@ -84,7 +85,8 @@ class Logs:
             self._board.add_scalar(name, value, step)
         self._board.add_scalar("steps_per_second", rate, step)
         self._returns, self._successes = [], []
-        shown = "" if self._last_return is None else f"return {self._last_return:.0f}"
+        show = find_task(self._config.task).return_text
+        shown = "" if self._last_return is None else f"return {show(self._last_return)}"
         loss = f", critic loss {values['loss/critic']:.3g}" if "loss/critic" in values else ""
         self._progress.update(self._task, completed=step, rate=f"{rate:,.0f} steps/s", note=shown + loss)
         return line

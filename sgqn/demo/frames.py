@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from sgqn.demo.scene import Demo, Scene
+from sgqn.envs.families import find_task
 from sgqn.inspect import Images, Report, video
 from sgqn.inspect.drawing import GREY, enlarged, grey, overlaid, text
 
@@ -56,6 +57,7 @@ class Frames:
 
     def __init__(self, demo: Demo):
         self.demo = demo
+        self._task = find_task(demo.subject.config.task)
         self.blocks: list[Block] = []
         self.two = len(demo.agents) > 1
         self.sizes = Sizes(26, 28, 32) if self.two else Sizes(20, 22, 26)
@@ -78,7 +80,7 @@ class Frames:
         for block, sums in zip(self.blocks, self._sums, strict=True):
             for row, scene in enumerate(block.scenes):
                 at = min(step, len(sums[row]) - 1)
-                score = f"return {sums[row][at]:.0f}"
+                score = f"return {self._task.return_text(sums[row][at])}"
                 right = block.left + block.width - 2
                 text(pen, (right, self.panels(row) - 10), score, self.sizes.heading, INK, anchor="rs")
                 for x, panel in zip(block.columns, _panels(scene.images, at), strict=False):

@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sgqn import pretrained
 from sgqn.demo.frames import Frames
 from sgqn.demo.scene import NEAR, Demo, Scene, Shown
+from sgqn.envs.families import find_task
 from sgqn.inspect.drawing import data_url, grey, inferno, png
 
 PAPER = "https://arxiv.org/abs/2209.09203"
@@ -113,7 +114,7 @@ def table(demo: Demo) -> list[tuple[str, ...]]:
     steps, most = demo.steps, demo.subject.config.episode_steps
     first = "return" if steps == most else f"return, first {steps} of {most} steps"
     rows = [
-        (first, *(f"{n.score:.0f}" for n in numbers)),
+        (first, *(find_task(demo.subject.config.task).return_text(n.score) for n in numbers)),
         ("share of the mask on the body", *(_percent(n.mask_share) for n in numbers)),
         ("by chance: the body's share of the image", *(_percent(n.base_rate) for n in numbers)),
         (f"share of the mask at most {NEAR} pixels from the body", *(_percent(n.near_share) for n in numbers)),

@@ -9,7 +9,7 @@ from typing import Any
 
 from sgqn.agents import AGENTS, Spec
 from sgqn.config import TrainConfig, preset
-from sgqn.envs.families import find_task
+from sgqn.envs.families import Task, find_task
 from sgqn.pretrained.package import PRECISIONS, Package
 from sgqn.results.runs import Curve
 
@@ -61,7 +61,7 @@ def write(package: Package) -> str:
         "## Use",
         *_use(config),
         "## Returns",
-        *_returns(package.about["returns"], package.step),
+        *_returns(find_task(package.config.task), package.about["returns"], package.step),
         "## Training",
         f"    {command(config)}",
         *_training(package),
@@ -151,16 +151,19 @@ def _env_options(config: TrainConfig) -> str:
     return "".join(f", {option}" for option in given)
 
 
-def _returns(returns: Sequence[dict[str, Any]], step: int) -> Iterator[str]:
+def _returns(task: Task, returns: Sequence[dict[str, Any]], step: int) -> Iterator[str]:
     if not returns:
         yield "Not evaluated."
         return
-    names = ("shift", "return", "episodes", "renderer", "backgrounds", "weights", "at step")
-    rows = [f"| {' | '.join(names)} |", "|---|---|---|---|---|---|---|"]
+    solved = any("success_rate" in line for line in returns)
+    names = ("shift", "return", *["solved"] * solved, "episodes", "renderer", "backgrounds", "weights", "at step")
+    rows = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for line in returns:
-        shown = f"{line['mean']:.0f} ± {line['std']:.0f}"
+        shown = [f"{task.return_text(line['mean'])} ± {task.return_text(line['std'])}"]
+        if solved:
+            shown.append(f"{line['success_rate']:.0%}" if "success_rate" in line else "")
         made_with = (line["renderer"], line["backgrounds"], line.get("weights", PRECISIONS[0]), f"{line['step']:,}")
-        rows.append(f"| {' | '.join(map(str, (line['shift'], shown, line['episodes'], *made_with)))} |")
+        rows.append(f"| {' | '.join(map(str, (line['shift'], *shown, line['episodes'], *made_with)))} |")
     yield "\n".join(rows)
     yield "Mean and standard deviation over episodes. Weights: single precision is as trained, others are packed."
     if any(line["backgrounds"] == GENERATED for line in returns):
@@ -182,7 +185,8 @@ def _training(package: Package) -> Iterator[str]:
         yield f"Stopped at step {package.step:,} of {config.steps:,}."
     yield "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
     if curve := about.get("curve"):
-        rows = ["| step | return of training episodes |", "|---|---|", *(f"| {s:,} | {r:.0f} |" for s, r in curve)]
+        show = find_task(config.task).return_text
+        rows = ["| step | return of training episodes |", "|---|---|", *(f"| {s:,} | {show(r)} |" for s, r in curve)]
         yield "\n".join(rows)
 
 
@@ -206,7 +210,8 @@ def _selection(package: Package) -> Iterator[str]:
         f"{chosen} of the kept seeds by training return (mean over the last tenth of the training); test returns were "
         "not used. The kept runs of this agent on this task:"
     )
-    rows = (f"| {run['seed']} | {run['steps']:,} | {run['training_return']:.0f} |" for run in runs)
+    show = find_task(package.config.task).return_text
+    rows = (f"| {run['seed']} | {run['steps']:,} | {show(run['training_return'])} |" for run in runs)
     yield "\n".join(["| seed | steps | training return |", "|---|---|---|", *rows])
 
 

@@ -61,7 +61,7 @@ def _shown(returns: list[dict[str, Any]], shift: str) -> str:
     if not lines:
         return ""
     best = max(lines, key=_rank)
-    return f"{best['mean']:.0f}{'*' if best['backgrounds'] == 'generated' else ''}"
+    return f"{find_task(best['task']).return_text(best['mean'])}{'*' if best['backgrounds'] == 'generated' else ''}"
 
 
 def _rank(line: dict[str, Any]) -> tuple[int, int, int, bool]:

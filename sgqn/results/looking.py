@@ -154,7 +154,8 @@ def printed(lines: Sequence[dict[str, Any]]) -> Any:
     for name, title in MEASURES.items():
         if any(name in line["means"] for line in lines):
             table.add_row(title, *(_mean_and_error(line, name) for line in lines))
-    table.add_row("return", *(f"{np.mean(line['returns']):.0f}" for line in lines))
+    shown = (find_task(line["task"]).return_text(float(np.mean(line["returns"]))) for line in lines)
+    table.add_row("return", *shown)
     table.add_row("episodes", *(str(line["episodes"]) for line in lines))
     return table
 

@@ -147,6 +147,11 @@ class Task:
         """The shifts to evaluate trained agents in."""
         return self.defaults.test_shifts or self.shifts
 
+    def return_text(self, value: float) -> str:
+        """A return, with one decimal unless the task's returns are known to be large numbers."""
+        bounds = self.defaults.returns
+        return f"{value:.0f}" if bounds is not None and bounds[1] >= 100 else f"{value:.1f}"
+
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules to import for another process to know this task."""

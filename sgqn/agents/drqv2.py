@@ -126,13 +126,18 @@ class DrQv2(Learner):
 
     def actor_step(self, features: Tensor, distracted: Tensor | None = None, weight: float = 1.0) -> Metrics:
         features = features.detach()
-        action = self.actor(features)
-        values = self.values(features, self.noisy(action, self.settings.noise_clip))
+        action = self.noisy(self.actor(features), self.settings.noise_clip)
+        values = self.values(features, action)
         losses = {"actor": deterministic_actor_loss(values)}
         if distracted is not None:
-            losses["policy_consistency"] = weight * policy_consistency_loss(action, self.actor(distracted.detach()))
+            losses["actor_consistency"] = weight * self.policy_consistency(features, distracted.detach())
         metrics = minimize(self.optimizers["actor"], losses)
         return metrics | {"value": torch.stack(values).detach().mean(), "noise": self.exploration()}
+
+    def policy_consistency(self, features: Tensor, distracted: Tensor) -> Tensor:
+        with torch.no_grad():
+            action = self.actor(features)
+        return policy_consistency_loss(action, self.actor(distracted))
 
     def target_step(self) -> None:
         for name, target in self.target.items():

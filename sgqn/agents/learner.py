@@ -90,10 +90,17 @@ class Learner(Agent):
         """A gradient step of the actor, if there is one.
 
         With `distracted`, features of other observations of the same states, it also minimizes the weighted
-        difference of the actions there.
+        `policy_consistency`.
         """
         del features, distracted, weight
         return {}
+
+    def policy_consistency(self, features: Tensor, distracted: Tensor) -> Tensor:
+        """The loss L_PC: the difference of the actions for features of two observations of the same states.
+
+        The gradient flows through the second only.
+        """
+        raise NotImplementedError
 
     def target_step(self) -> None:
         raise NotImplementedError

@@ -118,13 +118,11 @@ class SAC(Learner):
 
     def actor_step(self, features: Tensor, distracted: Tensor | None = None, weight: float = 1.0) -> Metrics:
         """Actor and temperature, on the critic's features."""
-        noise = self.noise(features.new_empty(len(features), self.spec.action_dim))
-        policy = self.actor(features, noise, detach_encoder=not self.actor_trains_encoder)
+        policy = self.actor(features, self._noise_for(features), detach_encoder=not self.actor_trains_encoder)
         values = self.values(features.detach(), policy.action)
         losses = {"actor": actor_loss(values, policy.log_prob, self.alpha)}
         if distracted is not None:
-            other = self.actor(distracted, noise).action
-            losses["policy_consistency"] = weight * policy_consistency_loss(policy.action, other)
+            losses["actor_consistency"] = weight * self.policy_consistency(features, distracted.detach())
         metrics = minimize(self.optimizers["actor"], losses)
         loss = temperature_loss(self.log_alpha, policy.log_prob, self.target_entropy)
         metrics |= minimize(self.optimizers["temperature"], {"temperature": loss})
@@ -134,6 +132,15 @@ class SAC(Learner):
             "value": torch.stack(values).detach().mean(),
         }
 
+    def policy_consistency(self, features: Tensor, distracted: Tensor) -> Tensor:
+        noise = self._noise_for(features)
+        with torch.no_grad():
+            action = self.actor(features, noise).action
+        return policy_consistency_loss(action, self.actor(distracted, noise, detach_encoder=False).action)
+
+    def _noise_for(self, features: Tensor) -> Tensor:
+        return self.noise(features.new_empty(len(features), self.spec.action_dim))
+
     def target_step(self) -> None:
         ema_update_critic(self.target, self.critic, self.settings.encoder_tau, self.settings.critic_tau)
 
@@ -141,7 +148,7 @@ class SAC(Learner):
         features = self.encode(center_crop(obs, self.spec.image_size))
         if deterministic:
             return self.actor.mean_action(features)
-        return self.actor(features, self.noise(features.new_empty(len(obs), self.spec.action_dim))).action
+        return self.actor(features, self._noise_for(features)).action
 
     def left_out(self, all_critics: bool = False) -> dict[str, str | None]:
         """The target networks and the second critic, which only training uses."""

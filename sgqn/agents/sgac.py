@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sgqn.agents.base import Metrics, Spec
+from sgqn.agents.base import Losses, Metrics, Spec
 from sgqn.agents.drq import drq
 from sgqn.agents.registry import register_agent
 from sgqn.agents.settings import named, weight
@@ -29,6 +29,8 @@ class SGACSettings(SaliencySettings, SVEASettings):
     """Strength of the colour change of distracted observations; 0 for none."""
     policy_consistency_weight: float = weight(10.0)
     """Weight of the policy consistency loss; 0 for none."""
+    policy_trains_encoder: bool = True
+    """Whether the policy consistency loss also trains the encoder, in the critic step."""
     augmented_critic: bool = True
     """Whether the critic also learns from augmented observations, as in SVEA."""
 
@@ -44,6 +46,12 @@ class SGAC(SGQN):
         strength = self.settings.color_jitter
         kept = color_jitter(obs, self.generator, strength) if strength else obs
         return partial(fill, kept, value=self.augmentation(kept, self.generator))
+
+    def further_losses(self, features: Tensor, masked_features: Tensor) -> Losses:
+        loss_weight = self.settings.policy_consistency_weight
+        if not loss_weight or not self.settings.policy_trains_encoder:
+            return {}
+        return {"policy_consistency": loss_weight * self.learner.policy_consistency(features, masked_features)}
 
     def actor_step(self, features: Tensor, batch: Batch, mask: Tensor | None) -> Metrics:
         """A gradient step on L_pi + w L_PC."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from sgqn.agents.base import Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.base import Losses, Metrics, Phase, Spec, adam, minimize
 from sgqn.agents.drq import DrQSettings, drq
 from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
@@ -111,9 +111,16 @@ class SGQN(SaliencyWrapper):
         mask = saliency.mask(saliency.attribution(values, leaf, batch, features))
         masked = self.masking(obs)(mask)
         losses = learner.critic_losses(batch, values)
-        masked_values = learner.values(learner.encode(masked), action)
+        masked_features = learner.encode(masked)
+        masked_values = learner.values(masked_features, action)
         losses["consistency"] = self.settings.consistency_weight * consistency_loss(values, masked_values)
+        losses |= self.further_losses(features, masked_features)
         return learner.critic_step(losses) | {"mask/kept": share(mask)}, mask
+
+    def further_losses(self, features: Tensor, masked_features: Tensor) -> Losses:
+        """More losses of the critic step, for subclasses."""
+        del features, masked_features
+        return {}
 
     def actor_step(self, features: Tensor, batch: Batch, mask: Tensor | None) -> Metrics:
         """A gradient step on L_pi. `mask` is that of the critic step."""

@@ -79,11 +79,13 @@ def critic_step(agent: SGQN, batch: Batch) -> tuple[Metrics, Tensor | None]:
     join_masking()
     masked = masking(mask)
     with aside(leaf.device, FIRST) as join_masked:  # its backward pass then runs next to the other
-        masked_values = learner.values(learner.encode(masked), action)
+        masked_features = learner.encode(masked)
+        masked_values = learner.values(masked_features, action)
     with aside(leaf.device, AHEAD) as join_share:
         kept = share(mask)
     join_masked()
     losses["consistency"] = agent.settings.consistency_weight * consistency_loss(values, masked_values)
+    losses |= agent.further_losses(features, masked_features)
     with joined_before_step(learner.optimizers["critic"], join_losses):
         metrics = learner.critic_step(losses)
     join_share()

@@ -7,7 +7,7 @@ import torch
 
 from sgqn.agents import Phase
 from sgqn.agents.svea import SVEA
-from tests.agents.small import batch_for, changed, small, snapshot
+from tests.agents.small import batch_for, changed, gradients, small, snapshot
 
 ALL = Phase(actor=True, targets=True, auxiliary=True)
 
@@ -68,7 +68,7 @@ def test_the_policy_loss_makes_actions_alike_and_trains_the_actor_alone(name):
     first, before = difference(), snapshot(learner)
     for _ in range(30):
         metrics = learner.actor_step(features, distracted, 100.0)
-    assert metrics["loss/policy_consistency"] < metrics["loss/policy_consistency"].new_tensor(100 * first)
+    assert metrics["loss/actor_consistency"] < 100 * first
     assert difference() < 0.3 * first
     assert {part.split(".")[0] for part in changed(learner, before)} <= {"actor", "log_alpha"}
 
@@ -77,18 +77,48 @@ def test_policy_consistency_uses_the_same_noise_for_both():
     """Equal features have equal actions, so the loss is zero, whatever the noise."""
     agent = small("sgac")
     features = agent.learner.encode(batch_for(agent).obs).detach()
-    assert agent.learner.actor_step(features, features, 10.0)["loss/policy_consistency"] == 0
+    assert agent.learner.actor_step(features, features, 10.0)["loss/actor_consistency"] == 0
 
 
 def test_the_policy_loss_can_be_turned_off_and_the_critics_losses_stay():
-    losses = {}
-    for weight in (0.0, 10.0):
-        agent = small("sgac", policy_consistency_weight=weight)
-        losses[weight] = agent.update(batch_for(agent), ALL)
-    assert "loss/policy_consistency" not in losses[0.0]
-    assert losses[10.0]["loss/policy_consistency"] > 0
-    for name in ("loss/critic", "loss/consistency"):
-        assert torch.equal(losses[0.0][name], losses[10.0][name])
+    found = {}
+    for weight, encoder in ((0.0, True), (10.0, False), (10.0, True)):
+        agent = small("sgac", policy_consistency_weight=weight, policy_trains_encoder=encoder)
+        metrics = agent.update(batch_for(agent), ALL)
+        for name in ("loss/critic", "loss/consistency"):
+            assert torch.equal(metrics[name], found.setdefault(name, metrics[name]))
+        names = {name for name in metrics if name.endswith(("/policy_consistency", "/actor_consistency"))}
+        assert all(metrics[name] > 0 for name in names)
+        assert ("loss/actor_consistency" in names) == bool(weight)
+        assert ("loss/policy_consistency" in names) == (bool(weight) and encoder)
+
+
+def test_the_critic_step_trains_the_encoder_to_keep_the_actions():
+    """Its gradient is that of L_Q + lambda L_C plus that of w L_PC, and none of it is the actor's."""
+    agents = [
+        small("sgac", double=True, policy_consistency_weight=weight, augmented_critic=False) for weight in (0.0, 10.0)
+    ]
+    states = [agent.generator.get_state() for agent in agents]
+    batch = batch_for(agents[0])
+    masks = [agent.critic_step(batch)[1] for agent in agents]
+    without, with_policy = (gradients(agent.learner) for agent in agents)
+    assert torch.equal(*masks)
+
+    agent = small("sgac", double=True, augmented_critic=False)
+    agent.generator.set_state(states[0])
+    learner = agent.learner
+    masked = agent.masking(batch.obs)(masks[0])
+    learner.td_target(batch)  # draws noise
+    with torch.no_grad():
+        noise = agent.generator.get_state()
+        features = learner.encode(batch.obs)
+    agent.generator.set_state(noise)
+    loss = 10 * learner.policy_consistency(features, learner.encode(masked))
+    names, parameters = zip(*learner.critic.encoder.named_parameters(), strict=True)
+    for name, value in zip(names, torch.autograd.grad(loss, parameters), strict=True):
+        whole = f"critic.encoder.{name}"
+        torch.testing.assert_close(with_policy[whole] - without[whole], value, rtol=1e-6, atol=1e-9)
+    assert not any(name.startswith("actor") for name in with_policy)
 
 
 def test_the_augmented_critic_is_sveas():

@@ -32,9 +32,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def paper_agent():
-    """A batch, and a maker of equal SGQN agents of the paper's sizes."""
-    from sgqn.agents import Spec, build_agent
-    from sgqn.agents.sgqn import SGQNSettings
+    """A batch, and a maker of equal agents of the paper's sizes, by default SGQN."""
+    from sgqn.agents import Spec, build_agent, make_settings
     from sgqn.augmentations import random_conv
     from sgqn.replay import Batch
 
@@ -43,8 +42,8 @@ def paper_agent():
     action = torch.rand(2, 6, generator=drawn) * 2 - 1
     batch = Batch(pictures[0], action, torch.rand(2, generator=drawn), torch.full((2,), 0.99), pictures[1])
 
-    def make():
-        settings = SGQNSettings(batch_size=2)
-        return build_agent("sgqn", Spec(action_dim=6), settings, random_conv, seed=0, device="cpu")
+    def make(name="sgqn", augmentation=random_conv):
+        settings = make_settings(name, batch_size=2)
+        return build_agent(name, Spec(action_dim=6), settings, augmentation, seed=0, device="cpu")
 
     return batch, make

@@ -516,15 +516,19 @@ def test_wanted_tells_what_the_engine_asks_for():
 # ---- all together
 
 
-def test_an_update_by_kernels_is_an_update(paper_agent):
-    """One update of SGQN at the paper's sizes: the same losses and nearly the same weights as by the plain path."""
+@pytest.mark.parametrize("name", ["sgqn", "sgac"])
+def test_an_update_by_kernels_is_an_update(name: str, paper_agent):
+    """One update at the paper's sizes: the same losses as by the plain path."""
     batch, make = paper_agent
-    plain, fused = make(), make()
+    bank = torch.randint(0, 256, (5, 3, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    augmentation = partial(augmentations.moving_overlay, images=bank, spread=0.3) if name == "sgac" else None
+    plain, fused = (make(name, *([augmentation] if augmentation else [])) for _ in range(2))
     metrics = plain.update(batch, Phase())
     with switch.kernels():
         others = fused.update(batch, Phase())
-    for name, value in metrics.items():
-        torch.testing.assert_close(others[name].float(), value.float(), atol=1e-3, rtol=0.15)
+    for key, value in metrics.items():
+        small = key.endswith("_consistency")  # differences of nearly equal actions: rounding weighs more
+        torch.testing.assert_close(others[key].float(), value.float(), atol=1e-3, rtol=0.3 if small else 0.15)
 
 
 def test_attributions_by_features_need_no_gradient_of_the_encoder(paper_agent):

@@ -30,6 +30,7 @@ from torch import Tensor
 
 import sgqn
 from sgqn import pretrained, run_folder
+from sgqn.envs.families import find_task
 from sgqn.inspect import Subject, attribute, environment
 from sgqn.inspect.episode import roll
 from sgqn.inspect.measures import mask_iou, mask_share
@@ -55,7 +56,8 @@ class Options:
     """What to measure."""
 
     agents: tyro.conf.Positional[list[str]] = field(default_factory=list)
-    """Anything that `sgqn.load_agent` accepts and that predicts masks. Default: every pretrained SGQN agent."""
+    """Anything that `sgqn.load_agent` accepts and that predicts masks. Default: the pretrained SGQN agents whose tasks
+    have these shifts."""
     shifts: list[str] = field(default_factory=lambda: ["color_hard", "video_easy", "video_hard"])
     episodes: int = 10
     every: int = 5
@@ -70,9 +72,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    paths = options.agents or [
-        pretrained.PREFIX + name for name in pretrained.available() if name.endswith(f"/{pretrained.AGENT}")
-    ]
+    paths = options.agents or [pretrained.PREFIX + name for name in pretrained.available() if fits(name, options)]
     if options.tiny:
         paths, options.shifts, options.episodes, options.every = paths[:1], options.shifts[:1], 1, 2
         options.steps = 4
@@ -95,6 +95,12 @@ def main(options: Options) -> None:
                 {key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()} for row in rows
             )
         draw(rows, options.out / "drift.png")
+
+
+def fits(name: str, options: Options) -> bool:
+    """Whether TASK/AGENT is SGQN on a task with all shifts."""
+    task, _, agent = name.rpartition("/")
+    return agent == pretrained.AGENT and {*options.shifts} <= {*find_task(task).shifts}
 
 
 def kept_returns(subject: Subject, shift: str) -> list[float]:

@@ -166,14 +166,15 @@ def saliency(runs: list[Run]) -> str:
 
 def packaged(runs: list[Run]) -> str:
     """The agents in the package: returns before packing, with those of the packed weights in parentheses."""
-    entries = listing.entries()
-    shifts = list(dict.fromkeys(shift for entry in entries for shift in find_task(entry["task"]).test_shifts))
-    rows = [["name", "steps, seed", *shifts, "size"]]
-    for entry in entries:
-        cells = (_with_packed(entry["returns"], shift) for shift in shifts)
-        size = f"{entry['bytes'] / 1e6:.1f} MB"
-        rows.append([f"`{entry['name']}`", f"{entry['steps']:,}, {entry['seed']}", *cells, size])
-    return _grid(rows)
+    grids = []
+    for shifts, entries in listing.by_shifts(listing.entries()).items():
+        rows = [["name", "steps, seed", *shifts, "size"]]
+        for entry in entries:
+            cells = (_with_packed(entry["returns"], shift) for shift in shifts)
+            size = f"{entry['bytes'] / 1e6:.1f} MB"
+            rows.append([f"`{entry['name']}`", f"{entry['steps']:,}, {entry['seed']}", *cells, size])
+        grids.append(_grid(rows))
+    return "\n\n".join(grids)
 
 
 def _with_packed(returns: list[dict[str, Any]], shift: str) -> str:

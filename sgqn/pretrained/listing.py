@@ -33,23 +33,33 @@ def entries() -> list[dict[str, Any]]:
     return found
 
 
+def by_shifts(found: list[dict[str, Any]]) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """The entries by the shifts that agents of their tasks are tested in."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for entry in found:
+        groups.setdefault(find_task(entry["task"]).test_shifts, []).append(entry)
+    return groups
+
+
 def show(found: list[dict[str, Any]]) -> None:
-    """The entries as a table: the mean return in each shift, of the newest weights and the most episodes."""
+    """The entries as tables: the mean return in each shift, of the newest weights and the most episodes."""
     console = Console(highlight=False)
     if not found:
         console.print("This installation has no pretrained agents.")
         return
-    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    table.add_column(pretrained.PREFIX, no_wrap=True)
-    shifts = list(dict.fromkeys(shift for entry in found for shift in find_task(entry["task"]).test_shifts))
-    for title in ("steps", *shifts):
-        table.add_column(title, justify="right")
-    for entry in found:
-        returns = (_shown(entry["returns"], shift) for shift in shifts)
-        name = entry["name"].removeprefix(pretrained.PREFIX)
-        table.add_row(name, f"{entry['steps']:,}", *returns)
-    console.print(table)
-    if any("*" in _shown(entry["returns"], shift) for entry in found for shift in shifts):
+    generated = False
+    for shifts, of in by_shifts(found).items():
+        table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        table.add_column(pretrained.PREFIX, no_wrap=True)
+        for title in ("steps", *shifts):
+            table.add_column(title, justify="right")
+        for entry in of:
+            returns = [_shown(entry["returns"], shift) for shift in shifts]
+            generated |= any("*" in shown for shown in returns)
+            name = entry["name"].removeprefix(pretrained.PREFIX)
+            table.add_row(name, f"{entry['steps']:,}", *returns)
+        console.print(table)
+    if generated:
         console.print("* with generated backgrounds, not the benchmark's clips")
     console.print(
         f'sgqn.load_agent("{found[0]["name"]}"), or in place of RUN: sgqn evaluate {found[0]["name"]}', soft_wrap=True

@@ -227,6 +227,17 @@ def test_the_model_card(packaged: Path) -> None:
     assert "action_repeat=50" in env
 
 
+def test_the_card_says_how_often_a_task_was_solved(packaged: Path) -> None:
+    packed = package.read(packaged)
+    config = dataclasses.replace(packed.config, task="robot-reach")
+    line = {**packed.about["returns"][0], "mean": -0.25, "std": 1.0}
+    others = {**line, "shift": "test1", "success_rate": 0.5}
+    text = card.write(dataclasses.replace(packed, config=config, about={**packed.about, "returns": [line, others]}))
+    assert "| shift | return | solved | episodes |" in text
+    assert f"| {line['shift']} | -0.2 ± 1.0 |  | {line['episodes']} |" in text
+    assert f"| test1 | -0.2 ± 1.0 | 50% | {line['episodes']} |" in text
+
+
 def test_the_card_s_command_repeats_the_run(
     trained: dict[str, Path], packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -534,8 +545,7 @@ def test_the_packages_own_agents_are_whole() -> None:
         assert name == f"{packed.config.task}/{packed.config.agent}"
         assert packed.about["returns"]
         agent = packed.build()
-        assert agent.act(
-            np.zeros((agent.spec.channels, agent.spec.render_size, agent.spec.render_size), np.uint8)
-        ).shape
+        size = agent.spec.render_size
+        assert agent.act(np.zeros((agent.spec.channels, size, size), np.uint8)).shape
         assert (folder / package.CARD).read_text() == card.write(packed)
     assert sum(path.stat().st_size for folder in found.values() for path in folder.iterdir()) <= 50_000_000

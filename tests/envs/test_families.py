@@ -62,6 +62,11 @@ def test_the_first_shift_is_the_default() -> None:
     env.close()
 
 
+def test_returns_have_decimals_unless_they_are_large() -> None:
+    assert find_task("walker-walk").return_text(912.6) == "913"
+    assert find_task("robot-reach").return_text(-0.25) == "-0.2"
+
+
 def test_families_that_clash_are_refused() -> None:
     class Other(Family):
         name = "push"

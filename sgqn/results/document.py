@@ -81,6 +81,8 @@ class Sheet:
     columns: tuple[str, ...]
     moments: tuple[str, ...]
     looks: tuple[Look, ...]
+    training: bool = False
+    """Whether they show the training scene."""
 
 
 @dataclass(frozen=True)

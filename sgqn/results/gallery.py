@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
+from sgqn.envs.families import find_task
 from sgqn.errors import SgqnError
 from sgqn.inspect import Episode, Images, Subject, look_at, play
 from sgqn.inspect.drawing import grey, inferno, paste, png, text
@@ -113,6 +114,7 @@ def _sheet(subjects: Sequence[Subject], shift: str, seed: int, renderer: str, sa
         COLUMNS,
         tuple(f"step {moment}" for moment in moments),
         tuple(_shown(row, len(moments)) for row in rows),
+        training=shift == find_task(task).shifts[0],
     )
 
 

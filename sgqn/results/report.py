@@ -54,8 +54,8 @@ PAGE, MARKDOWN, MARKER = "index.html", "report.md", "report.json"
 MADE_BY = "sgqn report"
 BEYOND = ("interquartile_mean", "improvement", "gap")
 """Tables without a counterpart in the paper."""
-MANY, FEW = 24, 6
-"""Rows of a chart of scores, and of the orders of the agents; with more they are folded."""
+MANY, SEVERAL, FEW = 24, 12, 6
+"""Rows of the scores' chart or of saliency, rows of the ranking, orders of the agents or galleries: more are folded."""
 OWN = ("Not in the paper", "Success rates")
 """Optional tables, which appear only if there are runs for them."""
 
@@ -230,12 +230,18 @@ def _summary(
             yield figure if few else Fold(figure.title, _count(len(charts), "chart"), (figure,))
     for name in ("improvement", "interquartile_mean"):
         if name in made:
-            yield _scores(made[name])
+            yield _folded(made[name], SEVERAL)
     yield Fold("Differences from the paper", "steps, seeds, data, renderer, settings, machine", (_differences(runs),))
 
 
 def _scores(table: ResultTable) -> Scores:
     return Scores(table, to_csv(table))
+
+
+def _folded(table: ResultTable, most: int) -> Part:
+    """A table, behind one line if it has more than `most` rows."""
+    scores = _scores(table)
+    return scores if len(table.rows) <= most else Fold(table.title, _count(len(table.rows), "row"), (scores,))
 
 
 def _groups(runs: list[Run]) -> dict[tuple[str, str], list[Run]]:
@@ -388,6 +394,9 @@ def _orders(runs: list[Run]) -> Iterator[Part]:
 
 def _curves(runs: list[Run]) -> Iterator[Part]:
     groups = learning_charts(runs)
+    single = [charts for charts in groups if len(charts) == 1]  # a task whose returns have a range of their own
+    if len(single) > 1:
+        groups = [*(charts for charts in groups if len(charts) > 1), [chart for charts in single for chart in charts]]
     for name, charts in zip(distinct_slugs(["curves"] * len(groups)), groups, strict=True):
         caption = "Mean return over seeds; bands are one standard deviation."
         if any(chart.marks for chart in charts):
@@ -406,14 +415,17 @@ def _saliency(runs: list[Run], sheets: Sequence[Sheet]) -> Iterator[Part]:
             "quantile ρ; and the mask that the decoder predicts. All agents of a task see the same time steps of one "
             "episode."
         )
-        yield from sheets
+        training = [sheet for sheet in sheets if sheet.training and len(sheets) > FEW]
+        yield from (sheet for sheet in sheets if sheet not in training)
+        if training:
+            yield Fold("In the training scene", _count(len(training), "gallery", "galleries"), tuple(training))
     table = looking.saliency_table(runs)
     if table is None:
         yield Paragraph(
             'No saliency has been measured: "sgqn saliency RUN" does, and "sgqn report" with --saliency for all runs.'
         )
         return
-    yield _scores(table)
+    yield _folded(table, MANY)
     definitions = Definitions(tuple(looking.DEFINITIONS.items()))
     yield Fold("Measures", "what each column of the table means", (definitions,))
     caption = (
@@ -449,8 +461,8 @@ def _together(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(text or "not recorded" for text in texts)) or "–"
 
 
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'s' * (number != 1)}"
+def _count(number: int, name: str, plural: str = "") -> str:
+    return f"{number} {name if number == 1 else plural or name + 's'}"
 
 
 # ---------------------------------------------------------------- files

@@ -24,7 +24,7 @@ from sgqn.envs import families
 from sgqn.envs.families import Defaults, Family
 from sgqn.results import gallery, looking, paper
 from sgqn.results import report as reports
-from sgqn.results.document import distinct_slugs
+from sgqn.results.document import Fold, Sheet, distinct_slugs
 from sgqn.results.runs import find_runs
 from sgqn.results.tables import CSV_COLUMNS, headline, tables
 from tests.helpers import TASK, fails, tiny_config
@@ -640,3 +640,18 @@ def test_files_of_one_name_are_told_apart() -> None:
     assert distinct_slugs(["a b", "A-b", "a-b-2", "c", "a_b"]) == ["a-b", "a-b-2", "a-b-2-2", "c", "a-b-3"]
     long = "x" * 200
     assert len(set(distinct_slugs([long, f"{long}y"]))) == 2
+
+
+def test_long_tables_and_galleries_of_the_training_scene_are_folded() -> None:
+    kept = Path(sgqn.__file__).parent.parent / "results"
+    if not kept.is_dir():
+        pytest.skip("installed without the repository")
+    found = find_runs(kept)
+    shown = [Sheet(f"look-{n}", f"task {n}", "", b"", (), (), (), training=n % 2 == 0) for n in range(8)]
+    folds = [part for part in reports.build(found, shown).parts if isinstance(part, Fold)]
+    titles = {fold.title: fold for fold in folds}
+    assert titles["In the training scene"].parts == tuple(shown[::2])
+    assert "Ranking and probability of improvement" in titles
+    assert "Saliency compared with the simulator's ground truth" in titles
+    few = [part for part in reports.build(found, shown[:6]).parts if isinstance(part, Fold)]
+    assert "In the training scene" not in {fold.title for fold in few}

@@ -101,7 +101,8 @@ def test_committed_sweeps_can_be_read(file: Path) -> None:
     runs = read(file)
     if file.stem == "paper":
         assert len(runs) == 150
-    assert all(run.config.steps in (250_000, 500_000) for run in runs)
+    steps = {run.config.steps for run in runs}
+    assert steps == {100_000} if file.stem == "sgac" else steps <= {250_000, 500_000}  # pilots are short
 
 
 def test_the_options_of_the_tests_are_valid() -> None:

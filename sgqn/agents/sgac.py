@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ class SGACSettings(SaliencySettings, SVEASettings):
 
     augmentation: str = named("moving_overlay:alpha=0.6,spread=0.3", "augmentation", lambda: AUGMENTATIONS)
     """Strong augmentation tau: of masked pixels, for the mask prediction, and for the critic."""
+    mask_fill: Literal["augmented"] = "augmented"  # type: ignore[assignment]
+    """Value of masked pixels: those of the augmented observation."""
     color_jitter: float = weight(0.3)
     """Strength of the colour change of distracted observations; 0 for none."""
     policy_consistency_weight: float = weight(10.0)

@@ -7,6 +7,7 @@ import torch
 
 from sgqn.agents import Phase
 from sgqn.agents.svea import SVEA
+from sgqn.errors import SgqnError
 from tests.agents.small import batch_for, changed, gradients, small, snapshot
 
 ALL = Phase(actor=True, targets=True, auxiliary=True)
@@ -119,6 +120,11 @@ def test_the_critic_step_trains_the_encoder_to_keep_the_actions():
         whole = f"critic.encoder.{name}"
         torch.testing.assert_close(with_policy[whole] - without[whole], value, rtol=1e-6, atol=1e-9)
     assert not any(name.startswith("actor") for name in with_policy)
+
+
+def test_settings_of_sgqn_that_it_does_not_use_are_refused():
+    with pytest.raises(SgqnError, match="mask_fill"):
+        small("sgac", mask_fill="zero")
 
 
 def test_the_augmented_critic_is_sveas():

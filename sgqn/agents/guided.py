@@ -26,7 +26,7 @@ class SaliencyGuided(SGQN):
         mask: "quantile", "soft", or `mask(attribution) -> mask like it`, boolean or in [0, 1].
         weight: Weight of the consistency loss.
         rho: Quantile of the attribution below which pixels are masked.
-        fill: Value of masked pixels: one random value per batch, or zero.
+        fill: Value of masked pixels: one random value per batch, zero, or that of the augmented observation.
         auxiliary_every: Updates per mask prediction step.
         auxiliary_learning_rate: Learning rate of mask prediction.
         decoder_filters: Filters of the decoder's two hidden convolutions.
@@ -42,7 +42,7 @@ class SaliencyGuided(SGQN):
         weight: float = 0.5,
         *,
         rho: float = 0.95,
-        fill: Literal["random", "zero"] = "random",
+        fill: Literal["random", "zero", "augmented"] = "random",
         auxiliary_every: int = 2,
         auxiliary_learning_rate: float = 3e-4,
         decoder_filters: tuple[int, int] = (128, 64),

@@ -133,10 +133,6 @@ class Wrapper(Agent):
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
         return self.learner.policy(obs, deterministic)
 
-    def explained(self, values: tuple[Tensor, ...], target: str) -> Tensor:
-        """The value that is attributed, (B,): the first, or with the target "mean" the mean of all."""
-        return torch.stack(values).mean(dim=0) if target == "mean" else values[0]
-
     def value(self, obs: Tensor, action: Tensor) -> Tensor:
         return self.learner.value(obs, action)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,21 +11,20 @@ from sgqn.agents.base import Losses, Metrics, Spec
 from sgqn.agents.drq import drq
 from sgqn.agents.registry import register_agent
 from sgqn.agents.settings import named, weight
-from sgqn.agents.sgqn import SGQN, SaliencySettings
-from sgqn.agents.svea import SVEA, SVEASettings
-from sgqn.attribution.mask import Mask, fill
+from sgqn.agents.sgqn import SGQN
+from sgqn.agents.sgsvea import SGSVEASettings
+from sgqn.agents.svea import SVEA
+from sgqn.attribution.mask import Mask
 from sgqn.augmentations import AUGMENTATIONS, Augmentation, color_jitter
 from sgqn.replay import Batch
 
 
 @dataclass(frozen=True)
-class SGACSettings(SaliencySettings, SVEASettings):
+class SGACSettings(SGSVEASettings):
     """Hyperparameters of SGAC."""
 
     augmentation: str = named("moving_overlay:alpha=0.6,spread=0.3", "augmentation", lambda: AUGMENTATIONS)
     """Strong augmentation tau: of masked pixels, for the mask prediction, and for the critic."""
-    mask_fill: Literal["augmented"] = "augmented"  # type: ignore[assignment]
-    """Value of masked pixels: those of the augmented observation."""
     color_jitter: float = weight(0.3)
     """Strength of the colour change of distracted observations; 0 for none."""
     policy_consistency_weight: float = weight(10.0)
@@ -47,8 +44,7 @@ class SGAC(SGQN):
 
     def masking(self, obs: Tensor) -> Mask:
         strength = self.settings.color_jitter
-        kept = color_jitter(obs, self.generator, strength) if strength else obs
-        return partial(fill, kept, value=self.augmentation(kept, self.generator))
+        return super().masking(color_jitter(obs, self.generator, strength) if strength else obs)
 
     def further_losses(self, features: Tensor, masked_features: Tensor) -> Losses:
         loss_weight = self.settings.policy_consistency_weight

@@ -35,8 +35,8 @@ class SaliencySettings(Settings):
     """Attributed value: the first critic (authors' code), or the mean of both."""
     mask: Literal["quantile", "soft"] = "quantile"
     """Binary mask, or the normalised attribution (an alternative in the paper)."""
-    mask_fill: Literal["random", "zero"] = "random"
-    """Value of masked pixels: one random value per batch (authors' code), or zero (paper's text)."""
+    mask_fill: Literal["random", "zero", "augmented"] = "random"
+    """Value of masked pixels: one random value per batch (authors' code), zero (paper's text), or augmented pixels."""
     consistency_weight: float = weight(0.5)
     """Weight lambda of the consistency loss; not stated in the paper."""
     augmentation: str = named("overlay", "augmentation", lambda: AUGMENTATIONS)
@@ -139,8 +139,14 @@ class SGQN(SaliencyWrapper):
         return partial(fill, obs, value=self.fill_value(obs))
 
     def fill_value(self, obs: Tensor) -> Tensor | float:
-        """The value of masked pixels."""
-        return 0.0 if self.settings.mask_fill == "zero" else random_value(obs, self.generator)
+        """The value of masked pixels: a number, or an image for each observation."""
+        match self.settings.mask_fill:
+            case "zero":
+                return 0.0
+            case "augmented":
+                return self.augmentation(obs, self.generator)
+            case _:
+                return random_value(obs, self.generator)
 
 
 @register_agent("sgqn", settings=SGQNSettings, actions="continuous", masks=True)

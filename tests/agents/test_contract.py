@@ -31,7 +31,7 @@ from tests.agents.small import (
 
 PHASES = [Phase(), CRITIC_ONLY, Phase(auxiliary=False), Phase(actor=False, targets=False)]
 CAPTURABLE = ("gradient", "guided_backprop", "grad_cam", "guided_grad_cam", "smoothgrad:samples=2")
-DECODERS = ("sgac", "sgqn", "sac_selfsup", "sgdrqv2", "sgdqn", "sgppo")
+DECODERS = ("sgac", "sgqn", "sgsvea", "sac_selfsup", "sgdrqv2", "sgdqn", "sgppo")
 every_agent = pytest.mark.parametrize("name", NAMES)
 every_off_policy_agent = pytest.mark.parametrize("name", OFF_POLICY)
 

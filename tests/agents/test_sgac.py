@@ -7,7 +7,6 @@ import torch
 
 from sgqn.agents import Phase
 from sgqn.agents.svea import SVEA
-from sgqn.errors import SgqnError
 from tests.agents.small import batch_for, changed, gradients, small, snapshot
 
 ALL = Phase(actor=True, targets=True, auxiliary=True)
@@ -122,9 +121,11 @@ def test_the_critic_step_trains_the_encoder_to_keep_the_actions():
     assert not any(name.startswith("actor") for name in with_policy)
 
 
-def test_settings_of_sgqn_that_it_does_not_use_are_refused():
-    with pytest.raises(SgqnError, match="mask_fill"):
-        small("sgac", mask_fill="zero")
+def test_masked_pixels_can_be_sgqns():
+    agent = small("sgac", mask_fill="zero", color_jitter=0.0)
+    obs = batch_for(agent).obs
+    mask = torch.rand(obs.shape, generator=torch.Generator().manual_seed(0)) < 0.3
+    assert torch.equal(agent.masking(obs)(mask), obs * mask)
 
 
 def test_the_augmented_critic_is_sveas():

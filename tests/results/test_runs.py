@@ -171,7 +171,7 @@ def test_machine_and_versions_come_from_beside_the_configuration(tmp_path: Path)
 
 def test_only_agents_that_mask_have_a_rho():
     with_rho = {name for name in AGENTS if Run(Path("run"), config_of("walker-walk", name, 0)).rho is not None}
-    assert with_rho == {"sgqn", "sac_consistency", "sac_selfsup", "sgdrqv2", "sgdqn", "sgppo", "sgac"}
+    assert with_rho == {"sgqn", "sac_consistency", "sac_selfsup", "sgdrqv2", "sgdqn", "sgppo", "sgsvea", "sgac"}
 
 
 # ---------------------------------------------------------------- choosing

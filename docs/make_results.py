@@ -95,6 +95,25 @@ def robots(runs: list[Run]) -> str:
     return _grid(rows)
 
 
+def pilots(runs: list[Run]) -> str:
+    """Short runs of other settings on robot-reach, which are not kept as runs."""
+    del runs
+    rows = [["agent", "options", "seed", "steps", *SCENES, "mean of the tests", "without shadows"]]
+    with open(DOCS / "notes" / "2026-11-robot-reach-pilots" / "returns.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            cells = []
+            for scenes in ([SCENES[0]], *([test] for test in SCENES[1:]), SCENES[1:], ["no_shadows"]):
+                if any(row[scene] == "" for scene in scenes):
+                    cells.append("")
+                    continue
+                mean = statistics.mean(float(row[scene]) for scene in scenes)
+                solved = statistics.mean(float(row[f"{scene}_success"]) for scene in scenes)
+                cells.append(f"{mean:.1f}, {solved:.0%}")
+            options = f"`{row['options']}`" if row["options"] else ""
+            rows.append([f"`{row['agent']}`", options, row["seed"], f"{int(row['steps']):,}", *cells])
+    return _grid(rows)
+
+
 def _seeds(row: ResultRow) -> str:
     counts = sorted({cell.seeds for cell in row.cells if cell.ours})
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -220,7 +239,7 @@ def _drift_rows() -> list[dict[str, str]]:
 PAGES: dict[str, tuple[str, tuple[Callable[[list[Run]], str], ...]]] = {
     "results.md": ("suite", (scores, order, training)),
     "results-details.md": ("suite", (renderers, saliency)),
-    "robots.md": ("robot", (robots,)),
+    "robots.md": ("robot", (robots, pilots)),
     "pretrained.md": ("", (packaged,)),
     "drift.md": ("", (drift, drift_returns)),
 }

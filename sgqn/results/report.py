@@ -38,7 +38,7 @@ from sgqn.results.tables import (
     UNKNOWN,
     ResultTable,
     agents_of,
-    headline,
+    headlines,
     left_out,
     orders,
     shifts_of,
@@ -215,14 +215,14 @@ def _summary(
     yield _runs_matrix(runs)
     listed = _runs_grid(runs, short)
     yield Fold("All runs", "seeds, steps, evaluated shifts, machine, folder", (listed,))
-    first = headline(runs)
-    if first is None:
+    found = headlines(runs)
+    if not found:
         yield Paragraph(
             'No run with the paper\'s settings has been evaluated yet: "sgqn evaluate RUN" adds what the tables need.'
         )
     else:
-        yield _scores(first)
-        charts = score_charts(first)
+        yield from map(_scores, found)
+        charts = [chart for table in found for chart in score_charts(table)]
         if charts:
             caption = "Mean return, with whiskers of one standard deviation over seeds where there are several."
             figure = Figure("scores", "Scores next to the paper's", caption, tuple(charts))

@@ -220,7 +220,8 @@ class ResultTable:
 
     @property
     def title(self) -> str:
-        return (TITLES | MORE_TITLES)[self.name]
+        name, _, family = self.name.partition("-")
+        return (TITLES | MORE_TITLES)[name] + (f": {family}" if family else "")
 
     @property
     def cells(self) -> list[Cell]:
@@ -266,6 +267,17 @@ def tables(runs: Iterable[Run]) -> list[ResultTable]:
     statistics = [_interquartile_means(own), _improvements(own), _gaps(own)]
     found = [*papers, _hours(own), _other(runs, used), _successes(own), *statistics]
     return [with_footnotes(table) for table in found if any(cell.ours for cell in table.cells)]
+
+
+def headlines(runs: Iterable[Run]) -> list[ResultTable]:
+    """`headline` of each task family, because their shifts differ; those after the first have its name in theirs."""
+    families: dict[str, list[Run]] = {}
+    for run in runs:
+        families.setdefault(find_task(run.task).family.name, []).append(run)
+    found = [(family, table) for family, of in families.items() if (table := headline(of))]
+    found.sort(key=lambda item: -len(item[1].rows))
+    rest = [replace(table, name=f"{table.name}-{family}") for family, table in found[1:]]
+    return [*(table for _, table in found[:1]), *rest]
 
 
 def headline(runs: Iterable[Run]) -> ResultTable | None:

@@ -30,6 +30,7 @@ from sgqn.results.tables import (
     ResultTable,
     Value,
     headline,
+    headlines,
     left_out,
     orders,
     tables,
@@ -374,6 +375,18 @@ def test_headline_by_hand():
     assert (color.ours_text(), color.paper) == (NO_RUN, None)
     assert (hard.ours, hard.seeds, hard.paper) == (Value(700.0), 1, Score(739, 21))
     assert headline(runs[3:]) is None
+
+
+def test_each_task_family_has_a_headline_with_its_own_shifts():
+    suite = [run_with("walker-walk", name, 0, {"train": 900, "video_hard": 700}) for name in ("sgqn", "sac")]
+    robot = [run_with("robot-reach", "sgqn", 0, {"train": 28, "test1": -3}, step=250_000)]
+    found = headlines([*robot, *suite])
+    assert [table.name for table in found] == ["headline", "headline-robot"]
+    assert [table.title for table in found] == ["At a glance", "At a glance: robot"]
+    assert [table.columns for table in found] == [("train", "video_hard"), ("train", "test1")]
+    assert [row for table in found for row in table.rows] == [row for of in (suite, robot) for row in headline(of).rows]
+    assert [table.name for table in headlines(robot)] == ["headline"]
+    assert headlines([]) == []
 
 
 # ---------------------------------------------------------------- beyond the paper

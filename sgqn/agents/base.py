@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -220,11 +220,50 @@ def minimize(optimizer: torch.optim.Optimizer, losses: Losses, max_norm: float |
     return metrics
 
 
+class Adam(torch.optim.Adam):
+    """PyTorch's Adam. With `warmup`, its learning rates rise linearly to their values in this number of steps."""
+
+    warmup = 0
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        if not self.warmup:
+            return super().step(closure)
+        rates = [group["lr"] for group in self.param_groups]
+        share = self._steps().add(1).div(self.warmup).clamp(max=1)  # a tensor: steps are captured in graphs
+        try:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate * share
+            return super().step(closure)
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _steps(self) -> Tensor:
+        """The number of steps so far, a scalar."""
+        first = self.param_groups[0]["params"][0]
+        return self.state[first]["step"] if self.state[first] else first.new_zeros(())
+
+
 @replaceable
-def make_adam(parameters: list[Tensor], learning_rate: float, beta: float) -> torch.optim.Adam:
-    return torch.optim.Adam(parameters, learning_rate, betas=(beta, 0.999), fused=True)
+def make_adam(parameters: Sequence[Tensor], learning_rate: float, beta: float) -> Adam:
+    return Adam(parameters, learning_rate, betas=(beta, 0.999), fused=True)
 
 
-def adam(parameters: Iterable[Tensor], learning_rate: float, beta: float = 0.9) -> torch.optim.Adam:
-    """Adam with the paper's settings."""
-    return make_adam(list(parameters), learning_rate, beta)
+def adam(
+    parameters: Iterable[Tensor],
+    learning_rate: float,
+    beta: float = 0.9,
+    *,
+    warmup: int = 0,
+    scaled: Iterable[Tensor] = (),
+    scale: float = 1.0,
+) -> Adam:
+    """Adam with the paper's settings. The learning rate of the parameters `scaled` is multiplied by `scale`."""
+    optimizer = make_adam(list(parameters), learning_rate, beta)
+    optimizer.warmup = warmup
+    (group,) = optimizer.param_groups
+    apart = {id(tensor) for tensor in scaled} if scale != 1 else set()
+    if own := [p for p in group["params"] if id(p) in apart]:
+        group["params"] = [p for p in group["params"] if id(p) not in apart]
+        optimizer.add_param_group({"params": own, "lr": scale * learning_rate})
+    return optimizer

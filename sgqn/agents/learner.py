@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
-from sgqn.agents.base import Agent, Intervals, Losses, Metrics, minimize
+from sgqn.agents.base import Agent, Intervals, Losses, Metrics, adam, minimize
 from sgqn.attribution.base import differentiable
 from sgqn.augmentations import Augmentation
 from sgqn.networks import Encoder
@@ -37,6 +39,10 @@ class Learner(Agent):
         """Size of the embedding."""
         with torch.no_grad():
             return self.embed(torch.zeros(1, *self.encoder.out_shape, device=self.device)).shape[1]
+
+    def make_optimizer(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
+        """The optimizer of a further loss that trains the encoder."""
+        return adam(parameters, learning_rate)
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with weakly augmented obs and next obs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,10 @@ class SACSettings(Settings):
     """Discount factor gamma."""
     learning_rate: float = positive(1e-3)
     """Learning rate of actor and critic."""
+    learning_rate_warmup: int = count(0, least=0)
+    """Steps of each optimizer in which its learning rate rises from zero, except the temperature's."""
+    projection_rate: float = positive(1.0)
+    """Learning rate of the projections of actor and critic, relative to that of the other weights."""
     temperature_learning_rate: float = positive(1e-4)
     """Learning rate of the entropy temperature."""
     initial_temperature: float = positive(0.1)
@@ -72,13 +77,17 @@ class SAC(Learner):
         self.target_entropy = -float(spec.action_dim)
 
     def make_optimizers(self) -> None:
-        rate = self.settings.learning_rate
         trained = list(self.actor.parameters())
         if self.actor_trains_encoder:
             trained += self.critic.encoder.parameters()
-        self.optimizers["critic"] = adam(self.critic.parameters(), rate)
-        self.optimizers["actor"] = adam(trained, rate)
+        self.optimizers["critic"] = self.make_optimizer(self.critic.parameters(), self.settings.learning_rate)
+        self.optimizers["actor"] = self.make_optimizer(trained, self.settings.learning_rate)
         self.optimizers["temperature"] = adam([self.log_alpha], self.settings.temperature_learning_rate, beta=0.5)
+
+    def make_optimizer(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
+        projections = [self.critic.projection.linear.weight, self.actor.projection.linear.weight]
+        warmup, scale = self.settings.learning_rate_warmup, self.settings.projection_rate
+        return adam(parameters, learning_rate, warmup=warmup, scaled=projections, scale=scale)
 
     def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
         values = self.values(self.encode(batch.obs), batch.action)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from sgqn.agents.base import Losses, Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.base import Losses, Metrics, Phase, Spec, minimize
 from sgqn.agents.drq import DrQSettings, drq
 from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
@@ -82,7 +82,7 @@ class SGQN(SaliencyWrapper):
         super().make_optimizers()
         if self.decoder is not None:
             trained = nn.ModuleList([self.learner.encoder, self.learner.projection, self.decoder]).parameters()
-            self.optimizers["auxiliary"] = adam(trained, self.settings.auxiliary_learning_rate)
+            self.optimizers["auxiliary"] = self.learner.make_optimizer(trained, self.settings.auxiliary_learning_rate)
 
     def prepare(self, batch: Batch) -> Batch:
         return self.learner.prepare(batch)

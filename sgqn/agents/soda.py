@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sgqn.agents.base import Metrics, Phase, Spec, adam, minimize
+from sgqn.agents.base import Metrics, Phase, Spec, minimize
 from sgqn.agents.learner import Learner, Wrapper
 from sgqn.agents.rad import rad
 from sgqn.agents.registry import register_agent
@@ -51,7 +51,7 @@ class SODA(Wrapper):
     def make_optimizers(self) -> None:
         super().make_optimizers()
         trained = nn.ModuleList([self.learner.encoder, self.projector, self.predictor]).parameters()
-        self.optimizers["auxiliary"] = adam(trained, self.settings.soda_learning_rate)
+        self.optimizers["auxiliary"] = self.learner.make_optimizer(trained, self.settings.soda_learning_rate)
 
     def sample_size(self, phase: Phase) -> int:
         return self.batch_size + (self.settings.soda_batch_size if phase.auxiliary else 0)

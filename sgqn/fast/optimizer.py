@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sgqn.agents.base import make_adam
+from sgqn.agents import base as plain
 from sgqn.fast import compiler, switch
 from sgqn.fast.weights import Converted, copies_of
 from sgqn.replaceable import replace
@@ -17,8 +17,8 @@ from sgqn.replaceable import replace
 MOST_TENSORS, CHUNK = 48, 4096
 
 
-class Adam(torch.optim.Adam):
-    """`torch.optim.Adam`, fused. Its state is the same with both, so that one can continue where the other stopped."""
+class Adam(plain.Adam):
+    """The plain code's Adam, fused. Its state is the same, so that one can continue where the other stopped."""
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         loss, copied = None, []
@@ -70,7 +70,7 @@ class Adam(torch.optim.Adam):
             start = 2 + MOST_TENSORS + index * MOST_TENSORS
             table[start : start + len(parameters)] = column
         keep1, keep2 = group["betas"]
-        numbers = map(float, (group["lr"], keep1, keep2, 1 - keep1, 1 - keep2, group["eps"]))
+        numbers = map(float, (group["lr"], self.warmup, keep1, keep2, 1 - keep1, 1 - keep2, group["eps"]))
         kernels = compiler.module("pointwise", parameters[0].device)
         kernels.launch("adam", int(blocks[-1]), 256, 0, table.tobytes(), *numbers)
         return forms
@@ -86,8 +86,8 @@ def supported(parameter: Tensor) -> bool:
     return parameter.is_cuda
 
 
-@replace(make_adam, fits=lambda parameters, *_: supported(parameters[0]))
-def _make_adam(parameters: list[Tensor], learning_rate: float, beta: float) -> torch.optim.Adam:
+@replace(plain.make_adam, fits=lambda parameters, *_: supported(parameters[0]))
+def _make_adam(parameters: Sequence[Tensor], learning_rate: float, beta: float) -> Adam:
     """Capturable, so that its step can be part of a CUDA graph."""
     on_gpu = parameters[0].is_cuda
     return Adam(parameters, learning_rate, betas=(beta, 0.999), fused=True, capturable=on_gpu)

@@ -186,3 +186,19 @@ def test_temperature_falls_while_entropy_exceeds_the_target():
     agent.update(batch_for(agent))
     agent.update(batch_for(agent))
     assert agent.alpha.item() > before
+
+
+def test_learning_rates_of_projections_and_their_warmup():
+    """The first step of Adam moves each weight by its learning rate, if its gradient is not tiny."""
+    moved = {}
+    for warmup, rate in ((0, 1.0), (10, 1.0), (10, 0.25)):
+        agent = small("sgqn", learning_rate=1e-3, learning_rate_warmup=warmup, projection_rate=rate)
+        before = snapshot(agent.learner)
+        agent.update(batch_for(agent), Phase(auxiliary=False))
+        for part in ("critic", "actor"):
+            for name in ("projection.linear.weight", "projection.norm.weight"):
+                now = agent.learner.get_submodule(part).state_dict()[name]
+                moved[warmup, rate, f"{part}.{name}"] = (now - before[f"{part}.{name}"]).abs().max().item()
+    for (warmup, rate, name), most in moved.items():
+        expected = 1e-3 * (0.1 if warmup else 1) * (rate if "linear" in name else 1)
+        assert most == pytest.approx(expected, rel=0.02), (warmup, rate, name)

@@ -333,6 +333,31 @@ def test_adam_is_pytorchs(rate: float):
             torch.testing.assert_close(fused.state[a][name].float(), plain.state[b][name].float(), rtol=1e-5, atol=1e-7)
 
 
+def test_the_learning_rate_rises_as_in_pytorchs_scheduler():
+    """By the kernel, and by the plain code with its state."""
+    drawn = torch.Generator().manual_seed(0)
+    first = [nn.Parameter(torch.randn(shape, generator=drawn)) for shape in [(500,), (33, 7)]]
+    second, third = ([nn.Parameter(p.detach().clone()) for p in first] for _ in range(2))
+    fused, own = (adam(of, 1e-2, warmup=4, scaled=of[:1], scale=0.1) for of in (first, third))
+    for group in fused.param_groups:
+        group["capturable"] = True  # what it is on a GPU
+    plain = torch.optim.Adam([{"params": second[1:]}, {"params": second[:1], "lr": 1e-3}], 1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(plain, lambda step: min(1, (step + 1) / 4))
+    for _ in range(7):
+        for of in zip(first, second, third, strict=True):
+            gradient = torch.randn(of[0].shape, generator=drawn)
+            for parameter in of:
+                parameter.grad = gradient.clone()
+        with switch.kernels():
+            fused.step()
+        own.step()
+        plain.step()
+        scheduler.step()
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(third, second, rtol=1e-5, atol=1e-6)
+    assert [group["lr"] for group in fused.param_groups] == [group["lr"] for group in own.param_groups] == [1e-2, 1e-3]
+
+
 def test_adam_leaves_the_converted_weights_up_to_date(monkeypatch: pytest.MonkeyPatch):
     module = shaken(QHeads(action_dim=6, hidden_dim=128))
     embedding, action = torch.randn(4, 100).tanh(), torch.rand(4, 6)

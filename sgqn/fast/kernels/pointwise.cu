@@ -799,14 +799,15 @@ DEVICE void put_copy(void* copy, float value, long i, long columns, long pitch) 
   else ((float*)copy)[column + row * pitch] = value;
 }
 
-// One step; each tensor's step count has been advanced already.
-KERNEL adam(TABLE(AdamTable) table, long rate, long keep1, long keep2, long take1, long take2, long epsilon) {
+// One step; each tensor's step count has been advanced already. The rate rises to its value in `warmup` steps.
+KERNEL adam(TABLE(AdamTable) table, long rate, long warmup, long keep1, long keep2, long take1, long take2, long epsilon) {
   int t = 0;
   while (t + 1 < table.count && (long)blockIdx.x >= table.first_block[t + 1]) t++;
   AdamNumbers n;
   float step = *table.step[t];
   n.keep1 = float_of(keep1), n.keep2 = float_of(keep2), n.take1 = float_of(take1), n.take2 = float_of(take2);
-  n.rate = float_of(rate) / (1.f - powf(n.keep1, step));
+  float share = step < float_of(warmup) ? step / float_of(warmup) : 1.f;
+  n.rate = float_of(rate) * share / (1.f - powf(n.keep1, step));
   n.root = 1.f / sqrtf(1.f - powf(n.keep2, step));
   n.epsilon = float_of(epsilon);
   long begin = (blockIdx.x - table.first_block[t]) * ADAM_CHUNK, end = min(begin + ADAM_CHUNK, table.size[t]);

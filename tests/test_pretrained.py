@@ -160,6 +160,26 @@ def test_every_agent_can_be_packed(name: str, precision: str, monkeypatch: pytes
     assert not loaded.training
 
 
+def test_an_agent_with_discrete_actions_can_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config("sgdqn", task="gym:sgqn/Catch-v0", action_repeat=None)
+    run, spec = tmp_path / "run", run_folder.spec_of(config, 3, discrete=True)
+    agent = build_agent("sgdqn", spec, config.settings, seed=0)
+    metadata = {"config": config.to_dict(), "spec": dataclasses.asdict(spec)}
+    checkpoint.save(run, 24, weights=agent.state_dict(), state={}, metadata=metadata)
+    run_folder.write_config(run, config)
+
+    check = export(run, tmp_path / "out").check
+    assert 0 <= check["mean"] <= check["largest"] <= 1
+    found = sgqn.load_agent(tmp_path / "out")
+    assert found.spec.discrete
+    text = (tmp_path / "out" / package.CARD).read_text()
+    assert f"the actions differ from those of the trained weights on {check['mean']:.1%} of them" in text
+
+    monkeypatch.setattr(exporting, "compare", lambda *_: {**SAME, "mean": 0.2})
+    with pytest.raises(DataError, match="would differ in a share of"):
+        export(run, tmp_path / "refused")
+
+
 def test_eight_bits_are_half_a_step_away_at_most() -> None:
     weights = {"large": torch.randn(300, 400) * torch.logspace(-6, 3, 300)[:, None], "bias": torch.randn(70_000)}
     weights["large"][7] = 0

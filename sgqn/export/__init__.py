@@ -26,7 +26,9 @@ from sgqn.results.runs import Run, RunEvaluation, find_runs, rank
 CHECK_STEPS = 100
 """Steps of an episode, in the clean scene and under the hardest shift, on which both agents are compared."""
 TOLERANCE: dict[Precision, float] = {"half": 0.01, "int8": 0.05}
-"""Largest mean difference of the actions, which range from -1 to 1."""
+"""Largest mean difference of continuous actions, which range from -1 to 1."""
+TOLERANCE_DISCRETE: dict[Precision, float] = {"half": 0.05, "int8": 0.1}
+"""Largest share of observations with another discrete action: nearly equal values may change places."""
 
 
 class Exported(NamedTuple):
@@ -37,7 +39,8 @@ class Exported(NamedTuple):
     """Bytes of all files."""
     check: dict[str, Any]
     """The comparison of the packed agent with the given one: on how many observations of which shifts; the mean and the
-    largest difference of actions; the mean IoU of attribution masks."""
+    largest difference of actions, or the share of those that differ if they are discrete; the mean IoU of attribution
+    masks."""
 
 
 def export(
@@ -95,10 +98,13 @@ def _packed(given: Package, subject: Subject, precision: Precision, renderer: st
     weights = package.pack(package.unpacked(given.weights) if again else given.weights, precision)
     bare = dataclasses.replace(given, weights=weights)
     check = compare(subject, bare.build(), renderer, report)
-    if not check["mean"] <= TOLERANCE[precision]:
+    discrete = given.spec.discrete
+    tolerance = (TOLERANCE_DISCRETE if discrete else TOLERANCE)[precision]
+    if not check["mean"] <= tolerance:
+        how = "in a share of {:.2g} of observations" if discrete else "by {:.2g} on average"
         raise DataError(
-            f"{given.origin} cannot be packed in {precision}: its actions would differ by {check['mean']:.2g} in the "
-            f"mean, more than {TOLERANCE[precision]:g}" + ("; use --precision half" if precision == "int8" else "")
+            f"{given.origin} cannot be packed in {precision}: its actions would differ {how.format(check['mean'])}, "
+            f"more than {tolerance:g}" + ("; use --precision half" if precision == "int8" else "")
         )
     about = {**given.about, "precision": precision, "check": check}
     if again:
@@ -165,7 +171,10 @@ def _check_out(out: Path) -> None:
 
 @torch.no_grad()
 def compare(subject: Subject, packed: Agent, renderer: str = "auto", report: Report | None = None) -> dict[str, Any]:
-    """How the packed agent differs from the trained one, on what the trained one meets in two shifts."""
+    """How the packed agent differs from the trained one, on what the trained one meets in two shifts.
+
+    The difference of two discrete actions is 0 or 1.
+    """
     task = subject.config.task
     checked = tuple(dict.fromkeys((find_task(task).shifts[0], find_task(task).shifts[-1])))
     steps = min(CHECK_STEPS, subject.config.episode_steps)
@@ -173,7 +182,9 @@ def compare(subject: Subject, packed: Agent, renderer: str = "auto", report: Rep
     differences, overlaps = [], []
     for shift in checked:
         episode = play(subject, shift, renderer=renderer, count=steps, on_step=on_step)
-        differences.append((packed.policy(episode.seen, True) - episode.actions).abs())
+        action = packed.policy(episode.seen, True)
+        differs = action != episode.actions if subject.agent.spec.discrete else (action - episode.actions).abs()
+        differences.append(differs.float())
         ours, theirs = (
             looks(agent, episode.seen, episode.actions, subject.method) for agent in (subject.agent, packed)
         )

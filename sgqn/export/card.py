@@ -216,20 +216,26 @@ def _selection(package: Package) -> Iterator[str]:
 
 
 def _weights(package: Package) -> Iterator[str]:
-    about, check = package.about, package.about["check"]
+    about, check, discrete = package.about, package.about["check"], package.spec.discrete
     kind = {"half": "float16", "int8": "8 bits with a factor for each row, convolutions in float16"}
     source = about.get("packed_from")
     others = f"the weights in {source['precision']} precision that they were packed from" if source else TRAINED
     yield (
         f"Matrices in {kind[about['precision']]}, vectors in float32. On {check['observations']} observations of "
-        f"{' and '.join(check['shifts'])} the actions, which range from -1 to 1, differ from those of {others} by "
-        f"{check['mean']:.1g} on average and {check['largest']:.1g} at most; the attribution masks have an IoU of "
-        f"{check['masks']:.3f} with theirs."
+        f"{' and '.join(check['shifts'])} the actions{'' if discrete else ', which range from -1 to 1,'} differ from "
+        f"those of {others} {_difference(check, discrete)}; the attribution masks have an IoU of {check['masks']:.3f} "
+        "with theirs."
     )
     if source:
         before = source["check"]
         yield (
-            f"Actions of the weights in {source['precision']} precision differ from those of {TRAINED} by "
-            f"{before['mean']:.1g} on average and {before['largest']:.1g} at most (IoU {before['masks']:.3f})."
+            f"Actions of the weights in {source['precision']} precision differ from those of {TRAINED} "
+            f"{_difference(before, discrete)} (IoU {before['masks']:.3f})."
         )
     yield "Left out, and replaced by copies when loaded: target networks, and the second critic if nothing reads it."
+
+
+def _difference(check: dict[str, Any], discrete: bool) -> str:
+    if discrete:
+        return f"on {check['mean']:.1%} of them"
+    return f"by {check['mean']:.1g} on average and {check['largest']:.1g} at most"

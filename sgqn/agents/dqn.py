@@ -11,7 +11,7 @@ from sgqn.agents.base import Intervals, Losses, Metrics, Phase, Spec, adam
 from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
 from sgqn.agents.schedule import LinearSchedule
-from sgqn.agents.settings import Settings, count, fraction, positive, ruled
+from sgqn.agents.settings import NetworkSettings, count, fraction, positive, ruled
 from sgqn.augmentations import random_shift
 from sgqn.losses import critic_loss, td_target
 from sgqn.networks import DiscreteCritic, Encoder, ema_update, frozen_copy
@@ -23,17 +23,9 @@ def probability(default: float) -> float:
 
 
 @dataclass(frozen=True)
-class DQNSettings(Settings):
+class DQNSettings(NetworkSettings):
     """Hyperparameters of DQN. The encoder is SGQN's."""
 
-    encoder_layers: int = count(11)
-    """Number of convolutional layers of the encoder."""
-    encoder_filters: int = count(32)
-    """Filters per convolution."""
-    embedding_dim: int = count(100)
-    """Embedding size of the critic."""
-    hidden_dim: int = count(1024)
-    """Size of the two hidden layers of value and advantages."""
     batch_size: int = count(128)
     """Batch size."""
     discount: float = fraction(0.99)

@@ -11,7 +11,7 @@ from sgqn.agents.base import Intervals, Losses, Metrics, Phase, Spec, adam, mini
 from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
 from sgqn.agents.schedule import LinearSchedule
-from sgqn.agents.settings import Settings, count, fraction, positive, weight
+from sgqn.agents.settings import NetworkSettings, count, fraction, positive, weight
 from sgqn.augmentations import random_shift
 from sgqn.losses import critic_loss, deterministic_actor_loss, policy_consistency_loss, td_target
 from sgqn.networks import Critic, DeterministicActor, Encoder, ema_update, frozen_copy
@@ -19,17 +19,13 @@ from sgqn.replay import Batch
 
 
 @dataclass(frozen=True)
-class DrQv2Settings(Settings):
+class DrQv2Settings(NetworkSettings):
     """Hyperparameters of DrQ-v2. Defaults are the authors' values for easy tasks."""
 
     encoder_layers: int = count(4)
     """Number of convolutional layers of the encoder. SGQN's encoder has 11."""
-    encoder_filters: int = count(32)
-    """Filters per convolution."""
     embedding_dim: int = count(50)
     """Embedding size of actor and critic."""
-    hidden_dim: int = count(1024)
-    """Size of the two hidden layers of actor and critics."""
     batch_size: int = count(256)
     """Batch size; the authors use 512 for the walker tasks."""
     discount: float = fraction(0.99)

@@ -13,22 +13,16 @@ from torch import Tensor, nn
 from sgqn.agents.base import Losses, Metrics, Phase, Spec, adam, minimize
 from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
-from sgqn.agents.settings import Settings, count, fraction, positive, weight
+from sgqn.agents.settings import NetworkSettings, count, fraction, positive, weight
 from sgqn.augmentations import center_crop
 from sgqn.networks import Encoder, Projection, mlp
 from sgqn.rollout import RolloutBatch, Rollouts
 
 
 @dataclass(frozen=True)
-class PPOSettings(Settings):
+class PPOSettings(NetworkSettings):
     """Hyperparameters of PPO."""
 
-    encoder_layers: int = count(11)
-    """Number of convolutional layers of the encoder."""
-    encoder_filters: int = count(32)
-    """Filters per convolution."""
-    embedding_dim: int = count(100)
-    """Embedding size, shared by policy and value."""
     hidden_dim: int = count(256)
     """Size of the two hidden layers of policy and value."""
     rollout_steps: int = count(128)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sgqn.agents.base import Intervals, Losses, Metrics, Phase, Spec, adam, minimize
 from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
-from sgqn.agents.settings import Settings, count, fraction, positive
+from sgqn.agents.settings import NetworkSettings, count, fraction, positive
 from sgqn.augmentations import Augmentation, center_crop
 from sgqn.losses import actor_loss, critic_loss, policy_consistency_loss, soft_td_target, temperature_loss
 from sgqn.networks import Actor, Critic, Encoder, ema_update_critic, frozen_copy
@@ -20,17 +20,9 @@ from sgqn.replay import Batch
 
 
 @dataclass(frozen=True)
-class SACSettings(Settings):
+class SACSettings(NetworkSettings):
     """Hyperparameters of SAC. Defaults follow the authors' code; fields state where the paper's text differs."""
 
-    encoder_layers: int = count(11)
-    """Number of convolutional layers of the encoder."""
-    encoder_filters: int = count(32)
-    """Filters per convolution."""
-    embedding_dim: int = count(100)
-    """Embedding size of actor and critic."""
-    hidden_dim: int = count(1024)
-    """Size of the two hidden layers of actor and critics."""
     batch_size: int = count(128)
     """Batch size."""
     discount: float = fraction(0.99)

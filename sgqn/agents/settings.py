@@ -67,6 +67,20 @@ def quantile(default: float) -> Any:
     return ruled(default, lambda value: 0 <= value < 1, "at least 0 and below 1 (0.95 keeps one pixel in twenty)")
 
 
+@dataclass(frozen=True)
+class NetworkSettings(Settings):
+    """Sizes of the networks of the built-in learners. Defaults are those of SGQN's authors."""
+
+    encoder_layers: int = count(11)
+    """Number of convolutional layers of the encoder."""
+    encoder_filters: int = count(32)
+    """Filters per convolution."""
+    embedding_dim: int = count(100)
+    """Embedding size."""
+    hidden_dim: int = count(1024)
+    """Size of the two hidden layers that follow the embedding."""
+
+
 def validate(settings: Any) -> None:
     """Check every field of a dataclass by its type and rule; the first invalid value raises an error."""
     hints = typing.get_type_hints(type(settings))

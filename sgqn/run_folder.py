@@ -90,14 +90,10 @@ def parse_config(text: bytes | str, path: Path | str) -> TrainConfig:
 
 def differences(config: TrainConfig, recorded: TrainConfig, kept: str = "in the checkpoint") -> list[str]:
     """What, besides `steps`, differs between a run's configuration and the one that was kept with its checkpoint."""
-    here, there = (
-        options(one) | {"action_repeat": find_task(one.task, one.action_repeat).action_repeat}
-        for one in (config, recorded)
-    )
     return [
-        f"{name} is {here.get(name)!r} there, {there[name]!r} {kept}"
-        for name in there
-        if name != "steps" and here.get(name) != there[name]
+        f"{name} is {here!r} there, {there!r} {kept}"
+        for name, (there, here) in changes(recorded, config).items()
+        if name != "steps"
     ]
 
 
@@ -118,11 +114,20 @@ def results_folder(config: TrainConfig, home: Path | None, out: Path | None) -> 
     return folder
 
 
-def options(config: TrainConfig) -> dict[str, Any]:
+def changes(config: TrainConfig, base: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The options that differ between two configurations, with both values; None for one that `base` does not have.
+
+    An action repeat that is the task's own equals one that is not given.
+    """
+    ours, others = _options(config), _options(base)
+    return {name: (value, others.get(name)) for name, value in ours.items() if value != others.get(name)}
+
+
+def _options(config: TrainConfig) -> dict[str, Any]:
     """All options of a run by name, those of its agent too."""
     values = config.to_dict()
-    settings = values.pop("settings")
-    return {**values, **settings}
+    values |= values.pop("settings")
+    return values | {"action_repeat": find_task(config.task, config.action_repeat).action_repeat}
 
 
 def write_policy(run: Path, policy: PolicyRecord) -> None:

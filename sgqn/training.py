@@ -233,11 +233,11 @@ def check_same(config: TrainConfig, folder: Path, found: TrainConfig | None = No
     """Refuse to continue a run of another configuration, which is `found` or the one in its folder."""
     if found is None and not (folder / run_folder.CONFIG).exists():
         return
-    there, asked = run_folder.options(found or run_folder.read_config(folder)), run_folder.options(config)
-    other = [f"{name} is {there.get(name)!r}, not {asked[name]!r}" for name in asked if asked[name] != there.get(name)]
-    if other:
-        only_longer = len(other) == 1 and asked["steps"] > there["steps"]
-        longer = f"train it longer with `sgqn train --resume {folder} --steps {asked['steps']}`, or "
+    found = found or run_folder.read_config(folder)
+    if changes := run_folder.changes(config, found):
+        other = [f"{name} is {there!r}, not {asked!r}" for name, (asked, there) in changes.items()]
+        only_longer = len(other) == 1 and config.steps > found.steps
+        longer = f"train it longer with `sgqn train --resume {folder} --steps {config.steps}`, or "
         how = f"{longer if only_longer else ''}choose another --out"
         raise InvalidValueError(f"{folder} holds a run of another configuration ({'; '.join(other)}): {how}")
 

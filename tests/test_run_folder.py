@@ -161,6 +161,7 @@ def test_a_run_that_is_training_is_neither_resumed_nor_started(tmp_path: Path) -
 
 def test_an_action_repeat_that_is_the_tasks_default_is_no_difference() -> None:
     unset, given = tiny_config(action_repeat=None), tiny_config(action_repeat=8)
+    assert run_folder.changes(unset, given) == {}
     assert run_folder.differences(unset, given) == []
     assert run_folder.differences(unset, tiny_config(action_repeat=4)) == [
         "action_repeat is 8 there, 4 in the checkpoint"

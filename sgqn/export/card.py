@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from sgqn.config import TrainConfig, preset
 from sgqn.envs.families import Task, find_task
 from sgqn.pretrained.package import PRECISIONS, Package
 from sgqn.results.runs import Curve
+from sgqn.run_folder import changes
 
 POINTS = 10
 """Rows of the training curve."""
@@ -29,20 +29,10 @@ def command(config: TrainConfig) -> str:
 def _command(config: TrainConfig, base: str) -> list[str]:
     words = ["sgqn", "train", "--task", config.task, "--agent", config.agent, "--seed", str(config.seed)]
     words += [] if base == "paper" else ["--preset", base]
-    ours, theirs = _flat(config), _flat(preset(base, config.task, config.agent))
-    for name, value in ours.items():
-        if name not in ("task", "agent", "seed") and value != theirs[name]:
+    for name, (value, _) in changes(config, preset(base, config.task, config.agent)).items():
+        if name not in ("seed", "plugins"):
             words += _option(name, value)
     return words
-
-
-def _flat(config: TrainConfig) -> dict[str, Any]:
-    """All options by name; an action repeat that is the task's own counts as not given."""
-    values = dataclasses.asdict(config)
-    values |= values.pop("settings")
-    if values["action_repeat"] == find_task(config.task).action_repeat:
-        values["action_repeat"] = None
-    return values
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -143,12 +133,9 @@ def _use(config: TrainConfig) -> Iterator[str]:
 
 
 def _env_options(config: TrainConfig) -> str:
-    usual = preset("paper", config.task)
-    names = ("image_size", "frame_stack")
-    given = [f"{name}={getattr(config, name)}" for name in names if getattr(config, name) != getattr(usual, name)]
-    if config.episode_steps != usual.episode_steps:
-        given.append(f"action_repeat={config.action_repeat}")
-    return "".join(f", {option}" for option in given)
+    other = changes(config, preset("paper", config.task))
+    names = ("image_size", "frame_stack", "action_repeat")
+    return "".join(f", {name}={other[name][0]}" for name in names if name in other)
 
 
 def _returns(task: Task, returns: Sequence[dict[str, Any]], step: int) -> Iterator[str]:

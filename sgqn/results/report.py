@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import sgqn
-from sgqn.config import TrainConfig, preset
 from sgqn.envs.families import all_shifts, find_task
 from sgqn.errors import InvalidValueError, SgqnError, UnknownNameError
 from sgqn.files import write_atomically
@@ -316,18 +315,17 @@ def _other_settings(runs: Iterable[Run]) -> Iterator[str]:
     for run in runs:
         if run.foreign:
             unknown[run.agent] = None
-        for name in run.other_settings:
+        for name, (value, papers_value) in run.other_settings.items():
             ours, papers = found.setdefault(name, ({}, {}))
-            ours[_setting(run.config, name)] = None
-            papers[_setting(preset("paper", run.task, run.agent), name)] = None
+            ours[_setting(value)] = None
+            papers[_setting(papers_value)] = None
     for name, (ours, papers) in found.items():
         yield f"{name} {' or '.join(ours)} (paper {' or '.join(papers)})"
     if unknown:
         yield f"{UNKNOWN} for {', '.join(unknown)}"
 
 
-def _setting(config: TrainConfig, name: str) -> str:
-    value = getattr(config, name) if hasattr(config, name) else getattr(config.settings, name)
+def _setting(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

@@ -139,8 +139,8 @@ class Run:
         return folder if self.is_of(config) and about["step"] >= self.steps else None
 
     def is_of(self, config: TrainConfig) -> bool:
-        """Whether an exported agent's configuration, which states the action repeat, is this run's."""
-        return not self.foreign and config == dataclasses.replace(self.config, action_repeat=self.action_repeat)
+        """Whether an exported agent's configuration is this run's."""
+        return not self.foreign and not run_folder.changes(config, self.config)
 
     @property
     def training_return(self) -> float | None:
@@ -149,16 +149,16 @@ class Run:
         return sum(last) / len(last) if last else None
 
     @cached_property
-    def other_settings(self) -> tuple[str, ...]:
-        """What differs from the preset `paper`, except steps, action repeat and rho; empty if that is not known."""
+    def other_settings(self) -> dict[str, tuple[Any, Any]]:
+        """What differs from the preset `paper`, except steps, action repeat and rho, with our value and the paper's.
+
+        Empty if that is not known.
+        """
         if self.foreign:
-            return ()
-        ours, papers = self.config, preset("paper", self.task, self.agent)
-        names = [field.name for field in dataclasses.fields(ours.settings) if field.name != "rho"]
-        return tuple(
-            [name for name in _LEARNING if getattr(ours, name) != getattr(papers, name)]
-            + [name for name in names if getattr(ours.settings, name) != getattr(papers.settings, name)]
-        )
+            return {}
+        found = run_folder.changes(self.config, preset("paper", self.task, self.agent))
+        names = {*_LEARNING, *(field.name for field in dataclasses.fields(self.config.settings))} - {"rho"}
+        return {name: values for name, values in found.items() if name in names}
 
     def evaluation(self, shift: str) -> RunEvaluation | None:
         """The one that counts: of the newest step, of the most precise weights, that with the most episodes.

@@ -230,9 +230,10 @@ def test_settings_decide_which_runs_go_together():
 
 
 def test_other_settings_are_named():
-    assert Run(Path("run"), config_of("finger-spin", "sgqn", 5, steps=10, rho=0.5)).other_settings == ()
+    assert Run(Path("run"), config_of("finger-spin", "sgqn", 5, steps=10, rho=0.5)).other_settings == {}
     tiny = Run(Path("run"), preset("tiny", "finger-spin")).other_settings
     assert {"image_size", "replay_capacity", "encoder_filters", "batch_size"} <= set(tiny)
+    assert tiny["batch_size"] == (16, 128)
     assert "rho" not in tiny
 
 

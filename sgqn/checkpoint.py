@@ -314,7 +314,7 @@ def list_checkpoints(run: str | Path) -> list[Path]:
 
 
 def newest_good(run: str | Path) -> Path | None:
-    """The newest checkpoint of a run that passes every check of `load` and has finite weights, or None."""
+    """The newest checkpoint of a run that passes every check of `load`, or None."""
     return _newest_good(list_checkpoints(run))
 
 
@@ -354,8 +354,8 @@ def _newest_good(checkpoints: list[Path]) -> Path | None:
         with suppress(DataError):
             opened = Opened(path)
             opened.tensors.check()
-            if reading.not_finite(opened.load_weights()) is None:
-                return path
+            opened.load_weights()
+            return path
     return None
 
 
@@ -405,11 +405,13 @@ class Opened:
         return self._decoded("metadata", _Decoder({}, torch.device("cpu")))
 
     def load_weights(self, fits: Fits | None = None) -> dict[str, Tensor]:
-        """The weights, on the host."""
+        """The weights, on the host; NaN and infinity are refused."""
         if fits is not None:
             fits(self.weights.header)
         self._check_size(self.weights)
-        return self.weights.load()
+        weights = self.weights.load()
+        reading.check_finite(weights, self.folder)
+        return weights
 
     def load(
         self, device: str | torch.device = "cpu", fits: Fits | None = None, limit: int | None = None

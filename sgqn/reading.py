@@ -315,8 +315,15 @@ def described(tensors: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
 
 
 def not_finite(weights: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds NaN or infinity, None if there is none."""
-    return next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
+    """Which of the weights are NaN or infinite, None if all are finite."""
+    broken = (name for name, tensor in weights.items() if not tensor.isfinite().all())
+    return next((f"{name} has weights that are NaN or infinite" for name in broken), None)
+
+
+def check_finite(weights: Mapping[str, Tensor], origin: object) -> None:
+    """Refuse weights that are NaN or infinite."""
+    if broken := not_finite(weights):
+        raise DataError(f"{origin}: {broken}")
 
 
 def _parse_header(data: bytes, length: int) -> dict[str, TensorInfo]:

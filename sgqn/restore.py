@@ -17,7 +17,7 @@ from sgqn.agents import Agent, Spec, build_agent
 from sgqn.config import TrainConfig
 from sgqn.device import check_device
 from sgqn.errors import DataError, InvalidValueError, SgqnError
-from sgqn.reading import TensorInfo, described, difference, line, not_finite
+from sgqn.reading import TensorInfo, described, difference, line
 
 Weights = Mapping[str, Tensor]
 Stored = Mapping[str, TensorInfo]
@@ -37,8 +37,8 @@ def restore_agent(
 ) -> Agent:
     """An agent that is ready to act, with its task.
 
-    `stored` bounds the size of its networks. `weights` is called with a fresh agent and compares its weights with what
-    is stored before it reads them.
+    `stored` bounds the size of its networks. `weights` is called with a fresh agent, compares its weights with what
+    is stored before it reads them, and refuses those that are not finite.
     """
     device = check_device(device)
     try:
@@ -47,7 +47,6 @@ def restore_agent(
     except InvalidValueError as error:
         raise DataError(f"{origin}: no agent can be built from its configuration ({line(error)})") from error
     found = weights(agent)
-    check_finite(found, origin)
     try:
         agent.load_state_dict(found)
     except RuntimeError as error:
@@ -64,12 +63,6 @@ def check_fits(stored: Stored, agent: Agent, origin: object) -> None:
     open_ = {name: stored[name] for name in own.keys() - known.keys() if name in stored}  # lazy modules take any shape
     if wrong := difference(stored, {**known, **open_}):
         raise DataError(f"{origin}: the weights do not fit the configuration: {wrong}")
-
-
-def check_finite(weights: Weights, origin: object) -> None:
-    """Refuse weights that are NaN or infinite."""
-    if (name := not_finite(weights)) is not None:
-        raise DataError(f"{origin}: {name} has weights that are NaN or infinite")
 
 
 @contextmanager

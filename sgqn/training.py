@@ -574,8 +574,8 @@ class Trainer:
         if self._saved == (self.step, self.updates):
             return
         weights = self.agent.state_dict()
-        if (broken := reading.not_finite(weights)) is not None:
-            raise self._diverged(f"{broken} has weights that are NaN or infinite")
+        if broken := reading.not_finite(weights):
+            raise self._diverged(broken)
         tag = checkpoint.name(self.step)
         self.experience.save(self.folder / run_folder.REPLAY, tag)
         written = checkpoint.save(
@@ -603,11 +603,6 @@ class Trainer:
         _check_same_as(self.config, opened, self.folder)
         fits = partial(check_fits, agent=self.agent, origin=folder)
         loaded = checkpoint.load(opened, fits=fits, limit=self._largest_state())
-        if (broken := reading.not_finite(loaded.weights)) is not None:
-            good = checkpoint.newest_good(self.folder)
-            raise DataError(
-                f"{folder}: {broken} has weights that are NaN or infinite" + (f"; use {good}" if good else "")
-            )
         replay = self.folder / run_folder.REPLAY
         with _described(folder):
             self.agent.load_state_dict(loaded.weights)

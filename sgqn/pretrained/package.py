@@ -150,7 +150,9 @@ def _build(packed: Package, stored: Stored, read: Callable[[], Mapping[str, Tens
     def weights(agent: Agent) -> dict[str, Tensor]:
         if wrong := _difference(stored, agent):
             raise DataError(f"{packed.origin}: the weights do not fit the configuration: {wrong}")
-        return completed(unpacked(read()), agent)
+        found = completed(unpacked(read()), agent)
+        reading.check_finite(found, packed.origin)
+        return found
 
     return restore_agent(packed.config, packed.spec, stored, weights, packed.origin, device)
 

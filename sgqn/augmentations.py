@@ -183,11 +183,15 @@ def color_jitter(obs: Tensor, generator: torch.Generator, strength: float = 0.3)
     128 times `strength`. All stacked frames of an image have the same A and b.
     """
     _check_strength(strength)
-    draws = len(obs), 3
-    mixing = torch.eye(3, device=obs.device) + strength * torch.randn(*draws, 3, device=obs.device, generator=generator)
-    offset = 128 * strength * (2 * torch.rand(*draws, 1, device=obs.device, generator=generator) - 1)
-    offset += 128 - 128 * mixing.sum(dim=2, keepdim=True)
-    return recolored(obs, torch.cat([mixing, offset], dim=2))
+    return recolored(obs, random_colors(torch.full((len(obs),), strength, device=obs.device), generator))
+
+
+def random_colors(strength: Tensor, generator: torch.Generator) -> Tensor:
+    """The matrices of `color_jitter` for `recolored`, (B, 3, 4), each of another strength (B,)."""
+    scale, draws, device = strength[:, None, None], (len(strength), 3), strength.device
+    mixing = torch.eye(3, device=device) + scale * torch.randn(*draws, 3, device=device, generator=generator)
+    offset = 128 * scale * (2 * torch.rand(*draws, 1, device=device, generator=generator) - 1)
+    return torch.cat([mixing, offset + 128 - 128 * mixing.sum(dim=2, keepdim=True)], dim=2)
 
 
 @replaceable

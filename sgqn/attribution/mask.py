@@ -6,7 +6,7 @@ Masks are made per stacked frame: the magnitude of a pixel is its largest absolu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -55,6 +55,38 @@ def soft_mask(attribution: Tensor, temperature: float = 1.0, frames: int | None 
     peak = magnitude.amax(dim=(2, 3), keepdim=True)
     share = torch.where(peak == 0, 1, magnitude / peak)
     return _over_colours(share ** (1 / temperature), attribution)
+
+
+def varied_masks(
+    attribution: Tensor, rhos: Sequence[float], margins: Sequence[int], generator: torch.Generator, copies: int = 1
+) -> Tensor:
+    """`copies` masks per attribution, each with a random quantile rhos[i] and grown by margins[i] pixels; boolean,
+    (copies * B, 1, H, W). A pixel that one frame keeps is kept in all frames."""
+    magnitude = magnitude_of(attribution.float(), None)  # (B, frames, H, W)
+    batch, device = len(magnitude), magnitude.device
+    pixels = magnitude.shape[2:].numel()
+    counts = [num_at_or_above_quantile(pixels, rho, magnitude.dtype) for rho in rhos]
+    largest = magnitude.flatten(2).topk(max(counts)).values
+    thresholds = torch.stack([largest[..., count - 1] for count in counts])  # (len(rhos), B, frames)
+    kind = torch.randint(len(rhos), (copies, batch), generator=generator, device=device)
+    threshold = thresholds[kind, torch.arange(batch, device=device)].flatten(0, 1)
+    mask = (magnitude.repeat(copies, 1, 1, 1) >= threshold[:, :, None, None]).any(dim=1, keepdim=True)
+    sizes = [mask]
+    for _ in range(max(margins)):
+        sizes.append(grown(sizes[-1]))
+    margin = torch.stack([torch.full_like(kind, by) for by in margins]).gather(0, kind[None]).flatten()
+    return torch.stack(sizes)[margin, torch.arange(copies * batch, device=device)]
+
+
+def grown(mask: Tensor) -> Tensor:
+    """A boolean mask with the pixels next to those that it keeps, also diagonally."""
+    wide = mask.clone()
+    wide[..., 1:] |= mask[..., :-1]
+    wide[..., :-1] |= mask[..., 1:]
+    tall = wide.clone()
+    tall[..., 1:, :] |= wide[..., :-1, :]
+    tall[..., :-1, :] |= wide[..., 1:, :]
+    return tall
 
 
 @replaceable

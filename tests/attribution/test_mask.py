@@ -8,9 +8,11 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy import ndimage
 from torch import Tensor
 
 from sgqn.attribution import Mask, fill, quantile_mask, soft_mask
+from sgqn.attribution.mask import grown, varied_masks
 from sgqn.errors import InvalidValueError
 
 
@@ -185,3 +187,31 @@ def test_fill():
     # soft masks interpolate, and agree with hard ones at 0 and 1
     torch.testing.assert_close(fill(obs, mask.float(), torch.tensor(37.5)), filled)
     torch.testing.assert_close(fill(obs, torch.full((2, 9, 8, 8), 0.25), 8), 6 + obs / 4)
+
+
+def test_grown_masks_have_their_neighbours_too():
+    mask = torch.rand(3, 1, 12, 9, generator=torch.Generator().manual_seed(0)) < 0.05
+    expected = [ndimage.binary_dilation(image, np.ones((3, 3))) for image in mask[:, 0].numpy()]
+    np.testing.assert_array_equal(grown(mask)[:, 0], expected)
+
+
+def test_varied_masks_have_one_of_the_quantiles_and_its_margin():
+    """Each is one of those made one by one, for all frames together, and all of them occur."""
+    rhos, margins = (0.5, 0.9, 0.9), (0, 1, 3)
+    attribution = tie_free(batch=4, frames=3, size=12, seed=0)
+    masks = varied_masks(attribution, rhos, margins, torch.Generator().manual_seed(1), copies=10)
+    assert masks.shape == (40, 1, 12, 12)
+    assert masks.dtype == torch.bool
+    drawn = set()
+    for copy, mask in enumerate(masks.numpy()):
+        found = []
+        for kind, (rho, margin) in enumerate(zip(rhos, margins, strict=True)):
+            kept = quantile_mask(attribution[copy % 4][None], rho)[0].any(dim=0).numpy()
+            if margin:
+                kept = ndimage.binary_dilation(kept, np.ones((3, 3)), iterations=margin)
+            found += [kind] * np.array_equal(mask[0], kept)
+        assert found
+        drawn |= {*found}
+    assert drawn == {0, 1, 2}
+    again = varied_masks(attribution, rhos, margins, torch.Generator().manual_seed(1), copies=10)
+    assert torch.equal(masks, again)

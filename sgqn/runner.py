@@ -30,8 +30,7 @@ Prepare = Callable[[Phase], Batch]
 
 @dataclass(frozen=True)
 class Backend:
-    """The computation path of a device, and why it is not a faster one. This one runs plain code in single
-    precision."""
+    """The computation path of a device, and why it is not a faster one. This one runs plain code."""
 
     device: torch.device
     device_name: str
@@ -52,7 +51,7 @@ class Backend:
     ) -> Runner:
         """`generators` are all that actions and updates draw from on the device; `cycle` are phases that repeat."""
         del generators, cycle
-        return Runner(agent, prepare)
+        return Runner(agent, prepare, self.precision)
 
 
 def choose_backend(device: str | torch.device = "auto", path: str = "auto", precision: str = "auto") -> Backend:
@@ -67,16 +66,14 @@ def choose_backend(device: str | torch.device = "auto", path: str = "auto", prec
         return fast.choose_backend(on, path, precision)
     if path not in ("auto", "eager"):
         raise InvalidValueError(f"path {path!r} needs a CUDA device, this is the CPU: use --path eager or auto")
-    if precision == "bf16":
-        raise InvalidValueError("precision 'bf16' needs a CUDA device, this is the CPU: use fp32 or auto")
-    return Backend(on, "CPU")
+    return Backend(on, "CPU", precision="bf16" if precision == "bf16" else "fp32")
 
 
 class Runner:
     """Acts and updates with plain code. `metrics` holds the means of the updates' metrics."""
 
-    def __init__(self, agent: Agent, prepare: Prepare):
-        self.agent, self.prepare = agent, prepare
+    def __init__(self, agent: Agent, prepare: Prepare, precision: str = "fp32"):
+        self.agent, self.prepare, self.precision = agent, prepare, precision
         self.metrics = Means()
         self.stopwatch = Stopwatch()
 
@@ -88,7 +85,10 @@ class Runner:
         """One update per phase, in this order."""
         self.stopwatch.start()
         for phase in phases:
-            self.metrics.count(self.metrics.add(self.agent.learn(self.prepare(phase), phase)))
+            batch = self.prepare(phase)
+            with torch.autocast(self.agent.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                metrics = self.agent.learn(batch, phase)
+            self.metrics.count(self.metrics.add(metrics))
         self.stopwatch.stop()
 
     def advance(self, actions: Tensor, send: Callable[[np.ndarray], None], phases: Sequence[Phase]) -> None:

@@ -45,8 +45,10 @@ class TrainConfig:
     """Total number of agent steps, over all environments."""
     num_envs: int = 16
     """Number of parallel environments."""
+    start_from: str | None = None
+    """Trained agent whose weights training starts from: a run, checkpoint, exported or pretrained agent."""
     warmup_steps: int = 1000
-    """Steps with random actions before the first update."""
+    """Steps before the first update, with random actions unless the agent is a copy of a trained one."""
     action_repeat: int | None = None
     """Control steps per action."""
     image_size: int = 84
@@ -94,6 +96,8 @@ class TrainConfig:
         for name, kind in (("task", str), ("agent", str), ("action_repeat", int | None)):  # the others depend on these
             check_type(name, getattr(self, name), kind)
         task = find_task(self.task, self.action_repeat)
+        if self.steps is None and AGENTS[self.agent].steps is not None:
+            object.__setattr__(self, "steps", AGENTS[self.agent].steps)
         for name in ("steps", "frame_stack", "evaluate_shifts"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(task.defaults, name))
@@ -240,6 +244,7 @@ TINY_SETTINGS: dict[str, Any] = {
     "rollout_steps": 16,
     "noise_steps": 300,
     "epsilon_steps": 300,
+    "learning_rate_decay": 120,
 }
 
 

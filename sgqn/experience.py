@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgqn.agents.base import Agent, Phase
+from sgqn.agents import AGENTS, Agent, Phase
 from sgqn.config import TrainConfig
 from sgqn.errors import DataError
 from sgqn.reading import integer, sha256
@@ -104,7 +104,7 @@ class OffPolicy:
         self.replay.add(actions, rewards, next_obs, terminated, truncated, reset_obs=reset_obs)
 
     def explores(self, step: int) -> bool:
-        return step < self.config.warmup_steps
+        return step < self.config.warmup_steps and not AGENTS[self.config.agent].copies
 
     def due(self, step: int) -> int:
         """One update every `agent.update_every` steps, once the replay holds enough to learn from."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from sgqn import checkpoint, data, memory, reading, run_folder
+from sgqn import checkpoint, data, loading, memory, reading, run_folder
 from sgqn.agents import AGENTS, Phase, build_agent, check_actions, no_augmentation
 from sgqn.augmentations import AUGMENTATIONS, Augmentation, ImageBank, make_augmentation
 from sgqn.callbacks import Callback, Reason
@@ -68,6 +68,8 @@ def train(
             f"train takes a TrainConfig, such as sgqn.configure(task='walker-walk'), not {config!r}"
         )
     config.check_requirements()
+    if AGENTS[config.agent].copies and config.start_from is None:
+        raise InvalidValueError(f"agent {config.agent!r} copies a trained agent: name that one with --start-from")
     memory.check(config, backend_of(config).device)
     _check_learns(config)
     _check_clips(config)
@@ -174,7 +176,7 @@ def _check_learns(config: TrainConfig, last: int = 0) -> None:
     rows = -(-config.warmup_steps // config.num_envs)
     first = last * refills + rows * config.num_envs
     if config.steps <= first:
-        why = "its replay was not kept, and must be filled again" if refills else "actions are random"
+        why = "its replay was not kept, and must be filled again" if refills else "no updates are made"
         raise InvalidValueError(
             f"steps must be above {first}, not {config.steps}, or nothing is learned: "
             f"{why} for {config.warmup_steps} steps (warmup_steps)"
@@ -321,6 +323,7 @@ class Trainer:
         entry = AGENTS[config.agent]
         self.backend = backend_of(config)
         self.device = self.backend.device
+        trained = loading.load_agent(config.start_from, self.device) if config.start_from and not start else None
         self.envs = make_vec(
             config.task,
             config.num_envs,
@@ -344,6 +347,8 @@ class Trainer:
             self.agent = build_agent(
                 config.agent, self.spec, config.settings, augmentation, seed=config.seed, device=self.device
             )
+        if trained is not None:
+            self.agent.start_from(trained)
         self.experience: Experience = (entry.experience or OffPolicy)(config, self.agent, self.device)
         self.explorer = torch.Generator().manual_seed(config.seed + 2)
         self.step = 0

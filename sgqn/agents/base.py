@@ -160,6 +160,10 @@ class Agent(nn.Module):
         """The mask predicted by the decoder M_theta: (B, C, H, W) in [0, 1]."""
         raise SgqnError(f"{type(self).__name__} has no attribution decoder: it does not learn to predict masks")
 
+    def start_from(self, trained: Agent) -> None:
+        """Replace the fresh weights by those of a trained agent, before training starts."""
+        copy_weights(self, trained)
+
     def left_out(self) -> dict[str, str | None]:
         """Weights that are not exported, because only training needs them: each with the name of the weight whose copy
         replaces it when the agent is loaded, or None to keep the initial weight."""
@@ -205,6 +209,17 @@ class Agent(nn.Module):
         return result if isinstance(given, Tensor) else result.cpu().numpy()
 
 
+def copy_weights(target: nn.Module, source: nn.Module) -> None:
+    """Load the weights of another module, which must have the same names and shapes."""
+    wanted, found = target.state_dict(), source.state_dict()
+    for name in [*wanted, *found]:
+        here, there = (tuple(of[name].shape) if name in of else "missing" for of in (wanted, found))
+        if here != there:
+            why = f"{name} is {there} there and {here} here"
+            raise InvalidValueError(f"the weights of the trained agent do not fit: {why}")
+    target.load_state_dict(found)
+
+
 def minimize(optimizer: torch.optim.Optimizer, losses: Losses, max_norm: float | None = None) -> Metrics:
     """One gradient step on the sum of the losses, only for the optimizer's own parameters.
 
@@ -221,15 +236,17 @@ def minimize(optimizer: torch.optim.Optimizer, losses: Losses, max_norm: float |
 
 
 class Adam(torch.optim.Adam):
-    """PyTorch's Adam. With `warmup`, its learning rates rise linearly to their values in this number of steps."""
+    """PyTorch's Adam. With `warmup`, its learning rates rise linearly to their values in this number of steps; with
+    `decay`, they fall linearly to zero from the first step to this one."""
 
     warmup = 0
+    decay = 0
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        if not self.warmup:
+        if not self.warmup and not self.decay:
             return super().step(closure)
         rates = [group["lr"] for group in self.param_groups]
-        share = self._steps().add(1).div(self.warmup).clamp(max=1)  # a tensor: steps are captured in graphs
+        share = self._share(self._steps())
         try:
             for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate * share
@@ -237,6 +254,15 @@ class Adam(torch.optim.Adam):
         finally:
             for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate
+
+    def _share(self, steps: Tensor) -> Tensor:
+        """The learning rate of a step relative to the full one: a tensor, because steps are captured in graphs."""
+        share = torch.ones_like(steps)
+        if self.warmup:
+            share = share * (steps + 1).div(self.warmup).clamp(max=1)
+        if self.decay:
+            share = share * (1 - steps / self.decay).clamp(min=0)
+        return share
 
     def _steps(self) -> Tensor:
         """The number of steps so far, a scalar."""
@@ -255,12 +281,13 @@ def adam(
     beta: float = 0.9,
     *,
     warmup: int = 0,
+    decay: int = 0,
     scaled: Iterable[Tensor] = (),
     scale: float = 1.0,
 ) -> Adam:
     """Adam with the paper's settings. The learning rate of the parameters `scaled` is multiplied by `scale`."""
     optimizer = make_adam(list(parameters), learning_rate, beta)
-    optimizer.warmup = warmup
+    optimizer.warmup, optimizer.decay = warmup, decay
     (group,) = optimizer.param_groups
     apart = {id(tensor) for tensor in scaled} if scale != 1 else set()
     if own := [p for p in group["params"] if id(p) in apart]:

@@ -32,6 +32,10 @@ class AgentEntry:
     """experience(config, agent, device) creates its `sgqn.experience.Experience`; None: a replay buffer."""
     actions: Actions = "any"
     """The kind of actions that it supports."""
+    steps: int | None = None
+    """Default number of training steps; None: that of the task."""
+    copies: bool = False
+    """It starts from a trained agent, whose policy also acts in the first steps, in place of random actions."""
 
     def takes(self, discrete: bool) -> bool:
         """Whether it supports discrete, or else continuous actions."""
@@ -50,6 +54,8 @@ def register_agent(
     masks: bool = False,
     experience: Callable[..., Any] | None = None,
     actions: Actions = "any",
+    steps: int | None = None,
+    copies: bool = False,
 ) -> Callable[[Registered], Registered]:
     """Register `build(spec, settings, augmentation) -> Agent` under a name; `settings` is a dataclass.
 
@@ -57,9 +63,8 @@ def register_agent(
     """
 
     def register(build: Registered) -> Registered:
-        AGENTS.register(
-            name, AgentEntry(build, settings, crops, augments, masks, experience, actions), build.__module__
-        )
+        entry = AgentEntry(build, settings, crops, augments, masks, experience, actions, steps, copies)
+        AGENTS.register(name, entry, build.__module__)
         return build
 
     return register

@@ -22,7 +22,7 @@ class Adam(plain.Adam):
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         loss, copied = None, []
-        if closure is None and all(self._fits(group) for group in self.param_groups):
+        if closure is None and not self.decay and all(self._fits(group) for group in self.param_groups):
             for group in self.param_groups:
                 copied += self._step(group)
         else:

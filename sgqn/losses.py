@@ -122,3 +122,16 @@ def sum_of_squared_errors(pairs: Sequence[tuple[Tensor, Tensor]], left: str, rig
     for a, b in pairs:
         _same_shape(**{left: a, right: b})
     return torch.stack([F.mse_loss(a, b) for a, b in pairs]).sum()
+
+
+def distillation_losses(
+    embeddings: Sequence[Tensor], targets: Sequence[Tensor], action: Tensor, target_action: Tensor
+) -> dict[str, Tensor]:
+    r"""L_D: a learner's embeddings z_k and actions a' of distracted observations must be those of a teacher, t_k and a.
+
+    "embedding" is sum_k E[((z_k - t_k) / sigma_k)^2], sigma_k the deviation of each dimension of t_k in the batch, at
+    least 0.05; "action" is E[(a' - a)^2]. Both average over dimensions.
+    """
+    pairs = zip(embeddings, targets, strict=True)
+    differences = [((z - t) / t.std(dim=0).clamp(min=0.05)).square().mean() for z, t in pairs]
+    return {"embedding": torch.stack(differences).sum(), "action": F.mse_loss(action, target_action)}

@@ -116,6 +116,13 @@ class Projection(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         return torch.tanh(self.norm(tamed(self.linear(features.flatten(1)))))
 
+    @torch.no_grad()
+    def normalize(self, features: Tensor) -> None:
+        """Scale the weights so that the norm's input has a deviation of 1; the embedding stays. See `tamed`."""
+        scale = self.linear(features.flatten(1)).double().std()
+        for weight in self.linear.parameters():
+            weight.copy_(weight / scale)
+
 
 def tamed(x: Tensor, dim: int = 1) -> Tensor:
     """Rows of huge numbers scaled by 2^-50, which a layer norm does not see, all others as they are. `dim` is what the

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import sgqn
 from sgqn import checkpoint, run_folder, training
@@ -66,7 +67,7 @@ def assert_same(one: Path, other: Path) -> None:
     [
         pytest.param(name, marks=pytest.mark.slow if name in PARTS_OF_OTHERS else ())
         for name, entry in AGENTS.items()
-        if entry.takes(discrete=False) and entry.experience is None
+        if entry.takes(discrete=False) and entry.experience is None and not entry.copies
     ],
 )
 def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) -> None:
@@ -99,6 +100,60 @@ def test_every_agent_trains_from_the_command_line(agent: str, tmp_path: Path) ->
     assert scores.episodes == 2
     again = sgqn.evaluate(loaded, "cartpole-swingup", episodes=2, renderer="warp", num_workers=0, action_repeat=50)
     assert again == scores
+
+
+def test_a_trained_agent_is_distilled_from_the_command_line(tmp_path: Path) -> None:
+    """Its actions are the teacher's from the first step on; a killed run resumes bit for bit."""
+    trained = micro(tmp_path / "trained")
+    distil = ("--agent", "sgqn_distilled", "--start-from", str(trained), "--views", "1")
+    folder = micro(tmp_path / "whole", *distil)
+    metrics = list(run_folder.read_lines(folder / run_folder.METRICS))
+    assert metrics[-1]["updates"] == 58 // 4
+    assert all(np.isfinite(line["loss/embedding"]) for line in metrics if line["updates"])
+    teacher, learner = sgqn.load_agent(trained), sgqn.load_agent(folder)
+    weights, other = teacher.state_dict(), learner.state_dict()
+    kept = [name for name in weights if name.startswith(("decoder.", "learner.critic.heads."))]
+    assert len(kept) > 10
+    assert all(torch.equal(other[name], weights[name]) for name in kept)
+    assert not torch.equal(
+        other["learner.critic.encoder.convs.0.weight"], weights["learner.critic.encoder.convs.0.weight"]
+    )
+
+    interrupted = micro(tmp_path / "parts", *distil, "--steps", "40")
+    shutil.rmtree(trained)  # a checkpoint has all that is needed
+    assert main(["train", "--resume", str(interrupted), "--steps", "60", "--quiet"]) == 0
+    assert_same(folder, interrupted)
+
+    exported = tmp_path / "exported"
+    assert main(["export", str(folder), "--out", str(exported)]) == 0
+    obs = np.zeros((9, 24, 24), dtype=np.uint8)
+    np.testing.assert_allclose(sgqn.load_agent(exported).act(obs), learner.act(obs), atol=0.01)
+    assert "teacher" not in str(load_file(exported / "weights.safetensors").keys())
+
+
+def test_training_starts_from_a_trained_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = micro(tmp_path / "trained", "--agent", "sac", "--evaluate-every", "0")
+    again = micro(tmp_path / "again", "--agent", "sac", "--start-from", str(trained), "--learning-rate", "1e-12")
+    one, two = (sgqn.load_agent(folder).critic.state_dict() for folder in (trained, again))
+    assert all(torch.allclose(value, two[name], atol=1e-6) for name, value in one.items())
+    assert json.loads((again / run_folder.CONFIG).read_text())["start_from"] == str(trained)
+    capsys.readouterr()
+    wider = ("--agent", "sac", "--start-from", str(trained), "--hidden-dim", "32", "--out", str(tmp_path / "wider"))
+    said = fails(capsys, "train", *MICRO, *wider)
+    assert "do not fit: critic.heads.q1.0.weight is (16, 9) there and (32, 9) here" in said
+    assert not (tmp_path / "wider").exists()
+
+
+def test_bf16_on_a_cpu_computes_nearly_the_same(tmp_path: Path) -> None:
+    """Updates multiply in bfloat16; weights and what is measured stay in single precision."""
+    options = ("--agent", "sac", "--evaluate-every", "0")
+    single, half = (micro(tmp_path / name, *options, "--precision", name) for name in ("fp32", "bf16"))
+    assert json.loads((half / run_folder.CONFIG).read_text())["machine"]["precision"] == "bf16"
+    weights, other = outcome(single)[0], outcome(half)[0]
+    assert {value.dtype for value in other.values()} == {torch.float32}
+    assert not all(torch.equal(value, other[name]) for name, value in weights.items())
+    first, same = (next(line for line in outcome(folder)[1] if line["updates"]) for folder in (single, half))
+    assert same["loss/critic"] == pytest.approx(first["loss/critic"], rel=0.1)
 
 
 def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -550,7 +605,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(
         (["--task", "walker-wlk"], "walker-walk"),
         (["--agent", "sgqnn"], "'sgqn'"),
         (["--steps", "0"], "steps"),
-        (["--steps", "20"], "steps must be above 20, not 20, or nothing is learned: actions are random for 20 steps"),
+        (["--steps", "20"], "steps must be above 20, not 20, or nothing is learned: no updates are made for 20 steps"),
         (["--steps", "24", "--num-envs", "16"], "steps must be above 32, not 24"),
         (["--steps", "5", "--seeds", "0", "1"], "steps must be above 20, not 5"),
         (["--seed", "-1"], "seed must be a non-negative integer, not -1"),
@@ -573,7 +628,11 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(
         (["--path", "kernels"], "--path eager"),
         (["--path", "captured"], "--path eager"),
         (["--path", "magic"], "magic"),
-        (["--precision", "bf16"], "fp32"),
+        (
+            ["--agent", "sgqn_distilled"],
+            "agent 'sgqn_distilled' copies a trained agent: name that one with --start-from",
+        ),
+        (["--start-from", "nowhere"], "nowhere"),
         (["--seeds"], "--seeds 0 1 2"),
         (["--seeds", "0", "1", "0"], "[0, 1, 0]"),
         (["--seeds", "0", "-1"], "-1"),

@@ -15,7 +15,7 @@ from sgqn.agents.registry import register_agent
 from sgqn.agents.settings import NetworkSettings, count, fraction, positive
 from sgqn.augmentations import Augmentation, center_crop
 from sgqn.losses import actor_loss, critic_loss, policy_consistency_loss, soft_td_target, temperature_loss
-from sgqn.networks import Actor, Critic, Encoder, ema_update_critic, frozen_copy
+from sgqn.networks import Actor, Critic, Encoder, Projection, ema_update_critic, frozen_copy
 from sgqn.replay import Batch
 
 
@@ -98,6 +98,13 @@ class SAC(Learner):
     def projection(self) -> nn.Module:
         return self.critic.projection
 
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.critic.projection, self.actor.projection
+
+    def mean_action(self, features: Tensor) -> Tensor:
+        return self.actor.mean_action(features)
+
     def view(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         return obs if self.weak_augmentation is None else self.weak_augmentation(obs, generator)
 
@@ -148,7 +155,7 @@ class SAC(Learner):
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
         features = self.encode(center_crop(obs, self.spec.image_size))
         if deterministic:
-            return self.actor.mean_action(features)
+            return self.mean_action(features)
         return self.actor(features, self._noise_for(features)).action
 
     def left_out(self, all_critics: bool = False) -> dict[str, str | None]:

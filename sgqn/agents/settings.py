@@ -63,6 +63,10 @@ def fraction(default: float) -> Any:
     return ruled(default, lambda value: 0 < value <= 1, "above 0 and at most 1")
 
 
+def share(default: float) -> Any:
+    return ruled(default, lambda value: 0 <= value <= 1, "at least 0 and at most 1")
+
+
 def quantile(default: float) -> Any:
     return ruled(default, lambda value: 0 <= value < 1, "at least 0 and below 1 (0.95 keeps one pixel in twenty)")
 

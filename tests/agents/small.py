@@ -18,6 +18,7 @@ from sgqn.rollout import RolloutBatch
 
 NAMES = sorted(AGENTS)
 OFF_POLICY = [name for name in NAMES if AGENTS[name].experience is None]
+COPIES = {name for name in NAMES if AGENTS[name].copies}
 ACTIONS = 2
 SIZE = 48
 RENDER = 56
@@ -30,8 +31,9 @@ VALUES: dict[str, Any] = {
     "batch_size": 6,
     "soda_batch_size": 5,
     "rho": 0.9,
+    "distracted_actions": 0.5,
 }
-SETTINGS = SGQNSettings(**{name: value for name, value in VALUES.items() if name != "soda_batch_size"})
+SETTINGS = SGQNSettings(**{name: VALUES[name] for name in VALUES if name in SGQNSettings.__dataclass_fields__})
 CRITIC_ONLY = Phase(actor=False, targets=False, auxiliary=False)
 PICTURES = torch.randint(256, (7, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(99))
 OVERLAY = partial(overlay, images=PICTURES)

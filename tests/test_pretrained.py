@@ -555,6 +555,83 @@ def test_a_failure_while_writing_leaves_the_old_agent(
     assert os.listdir(tmp_path) == ["kept"]
 
 
+# Agents that share weights with a pretrained one
+
+
+@pytest.fixture(scope="module")
+def distilled(registry: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of an agent made from a packaged one."""
+    out = tmp_path_factory.mktemp("distilled")
+    distil = ("--agent", "sgqn_distilled", "--start-from", "pretrained:cartpole-swingup", "--views", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrained, "FOLDER", registry)
+        assert main(["train", *MICRO, *distil, *BRIEF, "--out", str(out)]) == 0
+    return out / "cartpole-swingup" / "sgqn_distilled" / "0"
+
+
+@pytest.mark.parametrize("precision", ["half", "int8"])
+def test_weights_of_the_base_are_left_out(
+    distilled: Path, packaged: Path, tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch, unseen: None
+) -> None:
+    monkeypatch.setattr(package, "LARGE", 64)
+    whole, part, name = tmp_path / "whole", tmp_path / "part", "pretrained:cartpole-swingup"
+    assert main(["export", str(distilled), "--out", str(whole), "--precision", precision]) == 0
+    assert main(["export", str(distilled), "--out", str(part), "--precision", precision, "--base", name]) == 0
+    stored = load_file(part / package.WEIGHTS)
+    changed = {key.removesuffix(package.SCALE) for key in stored}
+    assert {key.split(".")[1] for key in changed} == {"critic", "actor"}
+    assert all("encoder" in key or "projection" in key for key in changed), changed
+    first, second = (sgqn.load_agent(folder).state_dict() for folder in (whole, part))
+    if precision == "half":  # as the base: then nothing is rounded twice
+        assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
+    assert json.loads((part / package.ABOUT).read_text())["base"]["name"] == name
+    assert f"also those of `{name}`" in (part / package.CARD).read_text()
+    export(part, tmp_path / "again")
+    assert snapshot(tmp_path / "again") == snapshot(part)
+    assert evaluation.evaluate(sgqn.load_agent(part), "cartpole-swingup", episodes=1).mean >= 0
+
+
+def test_a_base_that_does_not_fit_is_an_error(
+    distilled: Path,
+    packaged: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    unseen: None,
+) -> None:
+    monkeypatch.setattr(package, "LARGE", 64)
+    run, part = str(distilled), tmp_path / "part"
+    export(run, part, base="pretrained:cartpole-swingup")
+    out = ("--out", str(tmp_path / "other"))
+    for base, message in (
+        ("walker-walk", "base must be a pretrained agent (pretrained:NAME), not 'walker-walk'"),
+        ("pretrained:walker-walk", "no pretrained agent 'walker-walk'"),
+        ("pretrained:cartpole-swingup/sac", "has no weights of pretrained:cartpole-swingup/sac"),
+    ):
+        assert message in fails(capsys, "export", run, *out, "--base", base)
+    assert "already has a base" in fails(capsys, "export", str(part), *out, "--base", "pretrained:cartpole-swingup")
+    said = fails(capsys, "export", run, *out, "--format", "onnx", "--base", "pretrained:cartpole-swingup")
+    assert "--base are for --format safetensors" in said
+    registry = shutil.copytree(packaged.parent.parent, tmp_path / "registry")
+    monkeypatch.setattr(pretrained, "FOLDER", registry)
+    shutil.copytree(part, registry / "cartpole-swingup" / "sgqn_distilled")
+    chain = fails(capsys, "export", run, *out, "--base", "pretrained:cartpole-swingup/sgqn_distilled")
+    assert "an agent with all of its weights" in chain
+    export(packaged, registry / "cartpole-swingup" / "sgqn", "int8")
+    with pytest.raises(DataError, match="another version of pretrained:cartpole-swingup"):
+        sgqn.load_agent(part)
+    shutil.rmtree(registry / "cartpole-swingup" / "sgqn")
+    with pytest.raises(DataError, match="lacks weights that it shares with pretrained:cartpole-swingup"):
+        sgqn.load_agent(part)
+    about = json.loads((part / package.ABOUT).read_text())
+    for broken in ({"name": "pretrained:x"}, {"name": "x", "sha256": "0" * 64}, {"name": "pretrained:x", "sha256": 1}):
+        changed = {**about, "base": broken}
+        changed["sha256"] = package._digest({key: value for key, value in changed.items() if key != "sha256"})
+        (part / package.ABOUT).write_text(json.dumps(changed))
+        with pytest.raises(DataError, match="base"):
+            sgqn.load_agent(part)
+
+
 # What the package brings
 
 

@@ -16,6 +16,7 @@ def export(
     format: Literal["safetensors", "onnx"] = "safetensors",
     precision: Literal["half", "int8"] | None = None,
     runs: Path | None = None,
+    base: str | None = None,
     renderer: Renderer = "auto",
 ) -> None:
     """Export an agent for sharing: weights, agent.json and a model card; or an ONNX graph.
@@ -30,6 +31,8 @@ def export(
             onnxruntime; needs the extra onnx.
         precision: int8 stores large matrices in 8 bits. Default: half, or that of an exported agent.
         runs: Folder of runs: the model card takes its records from there and lists the agent's other seeds.
+        base: Pretrained agent from which this one was made, such as pretrained:walker-walk: weights that both have
+            are left out, and loading the exported agent needs the other one.
         renderer: Renderer of the comparison.
     """
     from sgqn.errors import InvalidValueError
@@ -37,8 +40,8 @@ def export(
     from sgqn.export.onnx import export_onnx
 
     if format == "onnx":
-        if precision is not None or runs is not None:
-            raise InvalidValueError("--precision and --runs are for --format safetensors, a graph has single precision")
+        if any(option is not None for option in (precision, runs, base)):
+            raise InvalidValueError("--precision, --runs and --base are for --format safetensors, not for a graph")
         with bars() as report:
             folder, size, found = export_onnx(path, out, renderer, report)
         print(f"{folder}: {size / 1e6:.1f} MB")
@@ -48,7 +51,7 @@ def export(
         )
         return
     with bars() as report:
-        done = pack(path, out, precision, renderer, report, runs)
+        done = pack(path, out, precision, renderer, report, runs, base)
     check = done.check
     print(f"{done.folder}: {done.size / 1e6:.1f} MB")
     print(

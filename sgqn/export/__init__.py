@@ -50,11 +50,13 @@ def export(
     renderer: str = "auto",
     report: Report | None = None,
     runs: str | Path | None = None,
+    base: str | None = None,
 ) -> Exported:
     """Pack the agent of a run (its newest checkpoint) or of one checkpoint, or pack an exported agent again.
 
     `precision` is half by default, or that of the exported agent. `runs` is a folder of kept runs: the card gets its
-    records from the agent's own run there, and states which of them the agent was chosen from.
+    records from the agent's own run there, and states which of them the agent was chosen from. `base` names a
+    pretrained agent from which this one was made: the weights that both have are left out.
 
     Refused if the packed agent would act otherwise than the given one, or if `out` holds anything but the files of an
     exported agent, which are replaced.
@@ -66,6 +68,8 @@ def export(
     if runs is not None:
         given = dataclasses.replace(given, about=given.about | _records_among(find_runs(runs).runs, given, runs))
     wanted: Precision = precision or given.about.get("precision", "half")
+    if base is not None:
+        given = package.based_on(given, base)
     if PRECISIONS.index(wanted) < PRECISIONS.index(subject.precision):
         raise InvalidValueError(f"{path} has weights in {subject.precision}: {wanted} cannot restore them")
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from sgqn.agents import AGENTS, Spec
 from sgqn.config import TrainConfig, preset
 from sgqn.envs.families import Task, find_task
-from sgqn.pretrained.package import PRECISIONS, Package
+from sgqn.pretrained.package import BASE, PRECISIONS, Package
 from sgqn.results.runs import Curve
 from sgqn.run_folder import changes
 
@@ -213,6 +213,9 @@ def _weights(package: Package) -> Iterator[str]:
         f"those of {others} {_difference(check, discrete)}; the attribution masks have an IoU of {check['masks']:.3f} "
         "with theirs."
     )
+    if BASE in about:
+        name = about[BASE]["name"]
+        yield f"Weights that are also those of `{name}` are not in the file: loading it needs that agent, of `sgqn`."
     if source:
         before = source["check"]
         yield (

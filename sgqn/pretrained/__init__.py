@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sgqn.errors import InvalidValueError
-from sgqn.pretrained.package import ABOUT
 
+ABOUT = "agent.json"
+"""The file by which a folder is known as an exported agent."""
 PREFIX = "pretrained:"
 AGENT = "sgqn"
 """The agent that a name without one means."""

@@ -6,7 +6,8 @@
     README.md              the model card
 
 Weights that only training needs are left out: target networks, optimizers, SODA's projections, and the second critic
-unless the attribution reads it. A loaded agent has copies in their place.
+unless the attribution reads it. A loaded agent has copies in their place. An agent that was made from one of the
+package's may leave out the weights that both have; agent.json then names this base.
 """
 
 from __future__ import annotations
@@ -18,23 +19,26 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from sgqn import reading, run_folder
+from sgqn import pretrained, reading, run_folder
 from sgqn.agents import Agent, Spec
 from sgqn.config import TrainConfig
 from sgqn.device import total_memory
-from sgqn.errors import DataError, SgqnError
+from sgqn.errors import DataError, InvalidValueError, SgqnError
 from sgqn.reading import TensorFile, TensorInfo, described, line
 from sgqn.restore import Stored, restore_agent
 
 FORMAT = 1
-WEIGHTS, ABOUT, CARD = "weights.safetensors", "agent.json", "README.md"
+WEIGHTS, ABOUT, CARD = "weights.safetensors", pretrained.ABOUT, "README.md"
+BASE = "base"
+"""The entry of agent.json that names the base, with the checksum of its weights."""
 
+T = TypeVar("T")
 Precision = Literal["half", "int8"]
 PRECISIONS = ("single", *get_args(Precision))
 """From the weights as they were trained to the smallest."""
@@ -63,6 +67,19 @@ class Package:
     def build(self, device: str | torch.device = "cpu") -> Agent:
         """The agent, in single precision, ready to act."""
         return _build(self, described(self.weights), lambda: self.weights, device)
+
+    def base(self) -> Opened | None:
+        """The agent that has the rest of the weights, None if all of them are here."""
+        if BASE not in self.about:
+            return None
+        about = self.about[BASE]
+        try:
+            found = open_package(pretrained.named(about["name"].removeprefix(pretrained.PREFIX)))
+        except InvalidValueError as error:
+            raise DataError(f"{self.origin} lacks weights that it shares with {about['name']} ({error})") from error
+        if BASE in found.about or found.file.checksum != about["sha256"]:
+            raise DataError(f"{self.origin} lacks weights that it shares with another version of {about['name']}")
+        return found
 
     def files(self, card: str) -> dict[str, bytes | str]:
         """The folder's files."""
@@ -129,6 +146,11 @@ def read_about(folder: Path) -> dict[str, Any]:
             reading.mapping(about[name], name, keys)
         reading.integer(about["weights"]["size"], "the size of the weights")
         reading.sha256(about["weights"]["sha256"], "the checksum of the weights")
+        if BASE in about:
+            base = reading.mapping(about[BASE], "the base", ("name", "sha256"))
+            reading.sha256(base["sha256"], "the checksum of the base")
+            if not isinstance(base["name"], str) or not base["name"].startswith(pretrained.PREFIX):
+                raise ValueError(f"the base must be a pretrained agent, not {base['name']!r}")
         if about.get("precision", PRECISIONS[0]) not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}")
     except (ValueError, KeyError, TypeError) as error:
@@ -147,14 +169,23 @@ def _advised() -> Iterator[None]:
 def _build(packed: Package, stored: Stored, read: Callable[[], Mapping[str, Tensor]], device: Any) -> Agent:
     """The agent of a package; the dtypes and shapes of its weights are checked before they are read."""
 
+    base = packed.base()
+    whole = stored if base is None else _over(stored, base.file.header)
+
     def weights(agent: Agent) -> dict[str, Tensor]:
-        if wrong := _difference(stored, agent):
+        if wrong := _difference(whole, agent):
             raise DataError(f"{packed.origin}: the weights do not fit the configuration: {wrong}")
-        found = completed(unpacked(read()), agent)
+        own = read()
+        found = completed(unpacked(own if base is None else _over(own, base.file.load())), agent)
         reading.check_finite(found, packed.origin)
         return found
 
-    return restore_agent(packed.config, packed.spec, stored, weights, packed.origin, device)
+    return restore_agent(packed.config, packed.spec, whole, weights, packed.origin, device)
+
+
+def _over(own: Mapping[str, T], base: Mapping[str, T]) -> dict[str, T]:
+    """What belongs to an agent, and to its base where the agent has no such weights."""
+    return {**{name: value for name, value in base.items() if name.removesuffix(SCALE) not in own}, **own}
 
 
 def _difference(stored: Stored, agent: Agent) -> str | None:
@@ -211,6 +242,24 @@ def unpacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in weights.items()
         if not name.endswith(SCALE)
     }
+
+
+def based_on(given: Package, name: str) -> Package:
+    """The agent without the weights that are also a pretrained agent's, which is then needed to load it."""
+    if not name.startswith(pretrained.PREFIX):
+        raise InvalidValueError(f"base must be a pretrained agent ({pretrained.PREFIX}NAME), not {name!r}")
+    if BASE in given.about:
+        raise InvalidValueError(f"{given.origin} already has a base, {given.about[BASE]['name']}: omit --base")
+    base = open_package(pretrained.named(name.removeprefix(pretrained.PREFIX)))
+    if BASE in base.about:
+        raise InvalidValueError(f"base must be an agent with all of its weights, not {name}")
+    theirs, ours = unpacked(base.file.load()), unpacked(given.weights)
+    same = {key for key, tensor in ours.items() if key in theirs and torch.equal(tensor, theirs[key])}
+    if not same:
+        raise InvalidValueError(f"{given.origin} has no weights of {name}: it was not made from it")
+    weights = {key: tensor for key, tensor in given.weights.items() if key.removesuffix(SCALE) not in same}
+    about = {**given.about, BASE: {"name": name, "sha256": base.file.checksum}}
+    return dataclasses.replace(given, weights=weights, about=about)
 
 
 def completed(weights: Mapping[str, Tensor], agent: Agent) -> dict[str, Tensor]:

@@ -124,14 +124,7 @@ def sum_of_squared_errors(pairs: Sequence[tuple[Tensor, Tensor]], left: str, rig
     return torch.stack([F.mse_loss(a, b) for a, b in pairs]).sum()
 
 
-def distillation_losses(
-    embeddings: Sequence[Tensor], targets: Sequence[Tensor], action: Tensor, target_action: Tensor
-) -> dict[str, Tensor]:
-    r"""L_D: a learner's embeddings z_k and actions a' of distracted observations must be those of a teacher, t_k and a.
-
-    "embedding" is sum_k E[((z_k - t_k) / sigma_k)^2], sigma_k the deviation of each dimension of t_k in the batch, at
-    least 0.05; "action" is E[(a' - a)^2]. Both average over dimensions.
-    """
-    pairs = zip(embeddings, targets, strict=True)
-    differences = [((z - t) / t.std(dim=0).clamp(min=0.05)).square().mean() for z, t in pairs]
-    return {"embedding": torch.stack(differences).sum(), "action": F.mse_loss(action, target_action)}
+def restoration_loss(restored: Tensor, obs: Tensor, kept: Tensor, kept_weight: float) -> Tensor:
+    r"""L_R = E[w |r(s') - s|] / 255 with w = 1 + kept_weight for the pixels that s' kept of s, 1 for the others."""
+    _same_shape(restored=restored, obs=obs, kept=kept)
+    return ((restored - obs).abs() * (1 + kept_weight * kept)).mean() / 255

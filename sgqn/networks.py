@@ -5,13 +5,15 @@ observation -> Encoder -> Projection -> QHeads             (together: Critic)
                        |             -> AttributionDecoder
                        -> Projection -> PolicyHead         (together: Actor)
                                      or DeterministicHead  (together: DeterministicActor)
+observation -> Restorer -> observation of the training scene
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from functools import cache
+from collections.abc import Iterable
+from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -115,13 +117,6 @@ class Projection(nn.Module):
     @replaceable
     def forward(self, features: Tensor) -> Tensor:
         return torch.tanh(self.norm(tamed(self.linear(features.flatten(1)))))
-
-    @torch.no_grad()
-    def normalize(self, features: Tensor) -> None:
-        """Scale the weights so that the norm's input has a deviation of 1; the embedding stays. See `tamed`."""
-        scale = self.linear(features.flatten(1)).double().std()
-        for weight in self.linear.parameters():
-            weight.copy_(weight / scale)
 
 
 def tamed(x: Tensor, dim: int = 1) -> Tensor:
@@ -365,6 +360,52 @@ def _shared_taps(device: torch.device, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):
         along = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 0]])
         return torch.kron(along, along).to(device, dtype)
+
+
+class Restorer(nn.Module):
+    """Repaints observations as the training scene: g s + (1 - g) p, with a gate g for each pixel and frame and paint p.
+
+    A U-Net at a half, a quarter and an eighth of the image size. Takes observations in [0, 255], uint8 or float, and
+    returns float32.
+    """
+
+    def __init__(self, channels: int = 9, filters: tuple[int, int, int] = (32, 48, 64), image_size: int = 84) -> None:
+        super().__init__()
+        if image_size % 2 or channels % 3:
+            raise InvalidValueError(
+                f"the restorer needs RGB frames of an even size, not {channels} channels of size {image_size}"
+            )
+        self.frames = channels // 3
+        half, quarter, eighth = filters
+        conv = partial(nn.Conv2d, kernel_size=3, padding=1)
+        self.halves = nn.ModuleList([conv(4 * channels, half)])
+        self.quarters = nn.ModuleList([conv(half, quarter, stride=2), conv(quarter, quarter)])
+        self.eighths = nn.ModuleList([conv(quarter, eighth, stride=2), conv(eighth, eighth), conv(eighth, eighth)])
+        self.upper_quarters = nn.ModuleList([conv(eighth + quarter, quarter)])
+        self.upper_halves = nn.ModuleList([conv(quarter + half, half), conv(half, half)])
+        self.output = conv(half, 4 * (self.frames + channels))
+        init_uniform(self)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        images = obs.to(self.output.weight.dtype, memory_format=fast_format(obs)) / 255
+        half = _relus(F.pixel_unshuffle(images, 2), self.halves)
+        quarter = _relus(half, self.quarters)
+        x = _relus(quarter, self.eighths)
+        x = _relus(_joined(x, quarter), self.upper_quarters)
+        x = _relus(_joined(x, half), self.upper_halves)
+        found = F.pixel_shuffle(self.output(x), 2).to(images.dtype)
+        gate = torch.sigmoid(found[:, : self.frames] + 1).repeat_interleave(3, dim=1)  # at first, most of s
+        return 255 * torch.lerp(torch.sigmoid(found[:, self.frames :]), images, gate)
+
+
+def _relus(x: Tensor, convs: Iterable[nn.Module]) -> Tensor:
+    for conv in convs:
+        x = F.relu(conv(x))
+    return x
+
+
+def _joined(x: Tensor, skipped: Tensor) -> Tensor:
+    return torch.cat([F.interpolate(x, size=skipped.shape[-2:]), skipped], dim=1)
 
 
 class SodaMLP(nn.Module):

@@ -559,28 +559,26 @@ def test_a_failure_while_writing_leaves_the_old_agent(
 
 
 @pytest.fixture(scope="module")
-def distilled(registry: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def restored_run(registry: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of an agent made from a packaged one."""
-    out = tmp_path_factory.mktemp("distilled")
-    distil = ("--agent", "sgqn_distilled", "--start-from", "pretrained:cartpole-swingup", "--views", "1")
+    out = tmp_path_factory.mktemp("restored")
+    restored = ("--agent", "sgqn_restored", "--start-from", "pretrained:cartpole-swingup", "--views", "1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrained, "FOLDER", registry)
-        assert main(["train", *MICRO, *distil, *BRIEF, "--out", str(out)]) == 0
-    return out / "cartpole-swingup" / "sgqn_distilled" / "0"
+        assert main(["train", *MICRO, *restored, *BRIEF, "--out", str(out)]) == 0
+    return out / "cartpole-swingup" / "sgqn_restored" / "0"
 
 
 @pytest.mark.parametrize("precision", ["half", "int8"])
 def test_weights_of_the_base_are_left_out(
-    distilled: Path, packaged: Path, tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch, unseen: None
+    restored_run: Path, packaged: Path, tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch, unseen: None
 ) -> None:
     monkeypatch.setattr(package, "LARGE", 64)
     whole, part, name = tmp_path / "whole", tmp_path / "part", "pretrained:cartpole-swingup"
-    assert main(["export", str(distilled), "--out", str(whole), "--precision", precision]) == 0
-    assert main(["export", str(distilled), "--out", str(part), "--precision", precision, "--base", name]) == 0
+    assert main(["export", str(restored_run), "--out", str(whole), "--precision", precision]) == 0
+    assert main(["export", str(restored_run), "--out", str(part), "--precision", precision, "--base", name]) == 0
     stored = load_file(part / package.WEIGHTS)
-    changed = {key.removesuffix(package.SCALE) for key in stored}
-    assert {key.split(".")[1] for key in changed} == {"critic", "actor"}
-    assert all("encoder" in key or "projection" in key for key in changed), changed
+    assert {key.split(".")[0] for key in stored} == {"restorer"}
     first, second = (sgqn.load_agent(folder).state_dict() for folder in (whole, part))
     if precision == "half":  # as the base: then nothing is rounded twice
         assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
@@ -592,7 +590,7 @@ def test_weights_of_the_base_are_left_out(
 
 
 def test_a_base_that_does_not_fit_is_an_error(
-    distilled: Path,
+    restored_run: Path,
     packaged: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -600,7 +598,7 @@ def test_a_base_that_does_not_fit_is_an_error(
     unseen: None,
 ) -> None:
     monkeypatch.setattr(package, "LARGE", 64)
-    run, part = str(distilled), tmp_path / "part"
+    run, part = str(restored_run), tmp_path / "part"
     export(run, part, base="pretrained:cartpole-swingup")
     out = ("--out", str(tmp_path / "other"))
     for base, message in (
@@ -614,8 +612,8 @@ def test_a_base_that_does_not_fit_is_an_error(
     assert "--base are for --format safetensors" in said
     registry = shutil.copytree(packaged.parent.parent, tmp_path / "registry")
     monkeypatch.setattr(pretrained, "FOLDER", registry)
-    shutil.copytree(part, registry / "cartpole-swingup" / "sgqn_distilled")
-    chain = fails(capsys, "export", run, *out, "--base", "pretrained:cartpole-swingup/sgqn_distilled")
+    shutil.copytree(part, registry / "cartpole-swingup" / "sgqn_restored")
+    chain = fails(capsys, "export", run, *out, "--base", "pretrained:cartpole-swingup/sgqn_restored")
     assert "an agent with all of its weights" in chain
     export(packaged, registry / "cartpole-swingup" / "sgqn", "int8")
     with pytest.raises(DataError, match="another version of pretrained:cartpole-swingup"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sgqn.agents.settings import Settings, named, ruled, share, weight
-from sgqn.attribution.mask import varied_masks
+from sgqn.attribution.mask import chosen, contrasting, varied_masks
 from sgqn.augmentations import AUGMENTATIONS, Augmentation, random_colors, recolored
 from sgqn.errors import InvalidValueError
 
@@ -22,28 +23,42 @@ class DistractionSettings(Settings):
     """Augmentation that gives the pixels of a distracting scene."""
     replaced: float = share(0.5)
     """Share of observations whose pixels outside the mask are replaced by augmented ones."""
-    recolored: float = share(0.2)
+    recolored: float = share(0.3)
     """Share of observations whose pixels outside the mask change their colours."""
-    overlaid: float = share(0.15)
+    overlaid: float = share(0.05)
     """Share of observations that are blended with augmented ones, without a mask."""
-    color_jitter: float = weight(0.6)
+    sided: float = share(0.4)
+    """Share of replaced and recolored observations that change on one side of a random line only."""
+    color_jitter: float = weight(1.0)
     """Largest strength of the colour change of the pixels that the mask keeps."""
     kept_rho: tuple[float, ...] = ruled(
-        (0.8, 0.9, 0.95, 0.95, 0.95, 0.98, 0.98),
+        (0.8, 0.9, 0.95, 0.98, 0.9, 0.9, 0.9, 0.95, 0.95, 0.95),
         lambda value: all(0 <= rho < 1 for rho in value),
         "numbers of at least 0 and below 1",
     )
     """Quantiles of the attribution masks of distracted observations; one of them is drawn for each."""
     kept_margin: tuple[int, ...] = ruled(
-        (0, 1, 1, 2, 4, 2, 4), lambda value: all(0 <= margin <= 40 for margin in value), "integers from 0 to 40"
+        (0, 1, 2, 4, 2, 4, 4, 4, 4, 4),
+        lambda value: all(0 <= margin <= 40 for margin in value),
+        "integers from 0 to 40",
     )
     """Pixels by which these masks are grown, one number for each of `kept_rho`."""
+    kept_contrast: tuple[float, ...] = ruled(
+        (0, 0, 0, 0, 20, 40, 60, 20, 40, 60),
+        lambda value: all(0 <= contrast <= 255 for contrast in value),
+        "numbers from 0 to 255",
+    )
+    """Contrast to the pixels around these masks that a pixel inside must have to be kept, one for each of `kept_rho`; 0
+    keeps all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.kept_rho) != len(self.kept_margin) or not self.kept_rho:
-            lengths = f"{len(self.kept_rho)} and {len(self.kept_margin)}"
-            raise InvalidValueError(f"kept_rho and kept_margin must be lists of the same length, not {lengths}")
+        lengths = [len(self.kept_rho), len(self.kept_margin), len(self.kept_contrast)]
+        if len({*lengths}) > 1 or not lengths[0]:
+            raise InvalidValueError(
+                "kept_rho, kept_margin and kept_contrast must have the same length, at least 1, not "
+                + ", ".join(map(str, lengths))
+            )
         if (total := self.replaced + self.recolored + self.overlaid) > 1 + 1e-6:
             raise InvalidValueError(f"replaced, recolored and overlaid must add up to at most 1, not {total:g}")
 
@@ -55,15 +70,20 @@ class Distraction:
         self.settings, self.augmentation = settings, augmentation
 
     @torch.no_grad()
-    def masks(self, attribution: Tensor, generator: torch.Generator, copies: int = 1) -> Tensor:
-        """The pixels to keep, with a random quantile and margin for each observation: (copies * B, 1, H, W)."""
-        return varied_masks(attribution, self.settings.kept_rho, self.settings.kept_margin, generator, copies)
+    def masks(self, obs: Tensor, attribution: Tensor, generator: torch.Generator, copies: int = 1) -> Tensor:
+        """The pixels to keep, (copies * B, C, H, W), with a random quantile, margin and contrast for each."""
+        settings = self.settings
+        kind = torch.randint(len(settings.kept_rho), (copies, len(obs)), generator=generator, device=obs.device)
+        mask = varied_masks(attribution, settings.kept_rho, settings.kept_margin, kind)
+        contrast = chosen(settings.kept_contrast, kind.flatten())
+        return contrasting(obs.repeat(copies, 1, 1, 1), mask, contrast)
 
     @torch.no_grad()
     def __call__(self, obs: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
         """The observations with other pixels outside the mask and other colours inside, float32 in [0, 255]."""
         settings = self.settings
-        kind, choice, amount, inside, outside = torch.rand((5, len(obs)), generator=generator, device=obs.device)
+        draws = torch.rand((8, len(obs)), generator=generator, device=obs.device)
+        kind, choice, amount, inside, outside, *line = draws
         replaced, recolors = settings.replaced, settings.replaced + settings.recolored
         changed = recolors + settings.overlaid  # the rest is not
         is_recolored, is_overlaid = (kind >= replaced) & (kind < recolors), (kind >= recolors) & (kind < changed)
@@ -74,4 +94,12 @@ class Distraction:
         opacity, is_overlaid, is_same = (row[:, None, None, None] for row in (opacity, is_overlaid, kind >= changed))
         scene = torch.where(is_overlaid, body, scene)
         scene = torch.lerp(scene, self.augmentation(obs, generator).float(), opacity)
-        return torch.where(is_same, obs, torch.where(mask & ~is_overlaid, body, scene))
+        side = self._side(obs, *line)[:, None] | is_overlaid
+        return torch.where(is_same, obs, torch.where(mask & ~is_overlaid, body, torch.where(side, scene, obs)))
+
+    def _side(self, obs: Tensor, sided: Tensor, angle: Tensor, offset: Tensor) -> Tensor:
+        """The pixels on one side of a random line through the image, or all of them: (B, H, W)."""
+        rows, columns = (torch.linspace(-1, 1, size, device=obs.device) for size in obs.shape[2:])
+        angle, offset = 2 * math.pi * angle[:, None, None], 1.6 * offset[:, None, None] - 0.8
+        beyond = rows[:, None] * angle.sin() + columns * angle.cos() > offset
+        return beyond | (sided >= self.settings.sided)[:, None, None]

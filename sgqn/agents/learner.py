@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sgqn.agents.base import Agent, Intervals, Losses, Metrics, adam, minimize
 from sgqn.attribution.base import differentiable
 from sgqn.augmentations import Augmentation
-from sgqn.networks import Encoder, Projection
+from sgqn.networks import Encoder
 from sgqn.replay import Batch
 
 
@@ -32,11 +32,6 @@ class Learner(Agent):
     @property
     def projection(self) -> nn.Module:
         """Feature maps to the embedding that the values are computed from."""
-        raise NotImplementedError
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        """All projections of the feature maps: those of the values and of the policy."""
         raise NotImplementedError
 
     def mean_action(self, features: Tensor) -> Tensor:

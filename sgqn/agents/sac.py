@@ -15,7 +15,7 @@ from sgqn.agents.registry import register_agent
 from sgqn.agents.settings import NetworkSettings, count, fraction, positive
 from sgqn.augmentations import Augmentation, center_crop
 from sgqn.losses import actor_loss, critic_loss, policy_consistency_loss, soft_td_target, temperature_loss
-from sgqn.networks import Actor, Critic, Encoder, Projection, ema_update_critic, frozen_copy
+from sgqn.networks import Actor, Critic, Encoder, ema_update_critic, frozen_copy
 from sgqn.replay import Batch
 
 
@@ -97,10 +97,6 @@ class SAC(Learner):
     @property
     def projection(self) -> nn.Module:
         return self.critic.projection
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        return self.critic.projection, self.actor.projection
 
     def mean_action(self, features: Tensor) -> Tensor:
         return self.actor.mean_action(features)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sgqn.errors import InvalidValueError
@@ -57,25 +58,54 @@ def soft_mask(attribution: Tensor, temperature: float = 1.0, frames: int | None 
     return _over_colours(share ** (1 / temperature), attribution)
 
 
-def varied_masks(
-    attribution: Tensor, rhos: Sequence[float], margins: Sequence[int], generator: torch.Generator, copies: int = 1
-) -> Tensor:
-    """`copies` masks per attribution, each with a random quantile rhos[i] and grown by margins[i] pixels; boolean,
-    (copies * B, 1, H, W). A pixel that one frame keeps is kept in all frames."""
+def varied_masks(attribution: Tensor, rhos: Sequence[float], margins: Sequence[int], kind: Tensor) -> Tensor:
+    """Masks with different quantiles and margins: that of kind i has the quantile rhos[i] and is grown by margins[i]
+    pixels. `kind` (copies, B) has one for each mask; boolean, (copies * B, 1, H, W). A pixel that one frame keeps is
+    kept in all frames."""
     magnitude = magnitude_of(attribution.float(), None)  # (B, frames, H, W)
-    batch, device = len(magnitude), magnitude.device
-    pixels = magnitude.shape[2:].numel()
+    copies, batch = kind.shape
+    pixels, device = magnitude.shape[2:].numel(), magnitude.device
     counts = [num_at_or_above_quantile(pixels, rho, magnitude.dtype) for rho in rhos]
     largest = magnitude.flatten(2).topk(max(counts)).values
     thresholds = torch.stack([largest[..., count - 1] for count in counts])  # (len(rhos), B, frames)
-    kind = torch.randint(len(rhos), (copies, batch), generator=generator, device=device)
     threshold = thresholds[kind, torch.arange(batch, device=device)].flatten(0, 1)
     mask = (magnitude.repeat(copies, 1, 1, 1) >= threshold[:, :, None, None]).any(dim=1, keepdim=True)
     sizes = [mask]
     for _ in range(max(margins)):
         sizes.append(grown(sizes[-1]))
-    margin = torch.stack([torch.full_like(kind, by) for by in margins]).gather(0, kind[None]).flatten()
-    return torch.stack(sizes)[margin, torch.arange(copies * batch, device=device)]
+    return torch.stack(sizes)[chosen(margins, kind.flatten()), torch.arange(copies * batch, device=device)]
+
+
+def chosen(values: Sequence[float], kind: Tensor) -> Tensor:
+    """values[kind], without copying the values from host to device."""
+    dtype = torch.get_default_dtype() if any(isinstance(value, float) for value in values) else kind.dtype
+    rows = [torch.full((), value, dtype=dtype, device=kind.device) for value in values]
+    return torch.stack(rows)[kind]
+
+
+def contrasting(obs: Tensor, mask: Tensor, contrast: Tensor) -> Tensor:
+    """The pixels of a mask (B, 1, H, W) whose colour does not continue from the pixels outside: in one of the colours,
+    they differ from `inpainted` by at least `contrast` (B,); boolean, shaped like the observations (B, C, H, W)."""
+    batch, channels, height, width = obs.shape
+    frames = obs.float().view(batch * channels // 3, 3, height, width)
+    difference = (frames - inpainted(frames, mask.repeat_interleave(channels // 3, dim=0))).abs().amax(dim=1)
+    differs = difference.view(batch, channels // 3, height, width) >= contrast[:, None, None, None]
+    return (mask & differs).repeat_interleave(3, dim=1)
+
+
+def inpainted(frames: Tensor, hole: Tensor) -> Tensor:
+    """Images (N, C, H, W) whose pixels in the hole (N, 1, H, W) are weighted means of pixels around it: averages over
+    ever larger squares, of which the smallest that knows a pixel counts most."""
+    known = (~hole).float()
+    sums, weights = [frames * known], [known]
+    while max(sums[-1].shape[-2:]) > 1:
+        for levels in (sums, weights):
+            levels.append(F.avg_pool2d(levels[-1], 2, ceil_mode=True, count_include_pad=False))
+    found = sums.pop() / weights.pop().clamp(min=1e-6)
+    for total, weight in zip(reversed(sums), reversed(weights), strict=True):
+        coarse = F.interpolate(found, size=total.shape[-2:], mode="bilinear", align_corners=False)
+        found = total + (1 - weight) * coarse
+    return found
 
 
 def grown(mask: Tensor) -> Tensor:

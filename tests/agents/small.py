@@ -31,7 +31,7 @@ VALUES: dict[str, Any] = {
     "batch_size": 6,
     "soda_batch_size": 5,
     "rho": 0.9,
-    "distracted_actions": 0.5,
+    "restorer_filters": (8, 8, 8),
 }
 SETTINGS = SGQNSettings(**{name: VALUES[name] for name in VALUES if name in SGQNSettings.__dataclass_fields__})
 CRITIC_ONLY = Phase(actor=False, targets=False, auxiliary=False)

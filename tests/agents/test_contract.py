@@ -32,7 +32,7 @@ from tests.agents.small import (
 
 PHASES = [Phase(), CRITIC_ONLY, Phase(auxiliary=False), Phase(actor=False, targets=False)]
 CAPTURABLE = ("gradient", "guided_backprop", "grad_cam", "guided_grad_cam", "smoothgrad:samples=2")
-DECODERS = ("sgac", "sgqn", "sgqn_distilled", "sgsvea", "sac_selfsup", "sgdrqv2", "sgdqn", "sgppo")
+DECODERS = ("sgac", "sgqn", "sgqn_restored", "sgsvea", "sac_selfsup", "sgdrqv2", "sgdqn", "sgppo")
 every_agent = pytest.mark.parametrize("name", NAMES)
 every_off_policy_agent = pytest.mark.parametrize("name", sorted({*OFF_POLICY} - COPIES))
 
@@ -222,7 +222,7 @@ def test_losses_fall_on_one_batch(name):
         batch = batch._replace(discount=torch.zeros_like(batch.discount))
     history = [agent.update(batch, phase) for _ in range(50)]
     for key in history[0]:
-        if key in ("loss/critic", "loss/value", "loss/mask", "loss/soda", "loss/embedding"):
+        if key in ("loss/critic", "loss/value", "loss/mask", "loss/soda", "loss/restoration"):
             first, last = (torch.stack([m[key] for m in part]).mean() for part in (history[:3], history[-3:]))
             assert last < (0.98 if key == "loss/soda" else 0.9) * first, key
 

@@ -12,7 +12,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from sgqn.attribution import Mask, fill, quantile_mask, soft_mask
-from sgqn.attribution.mask import grown, varied_masks
+from sgqn.attribution.mask import contrasting, grown, inpainted, varied_masks
 from sgqn.errors import InvalidValueError
 
 
@@ -199,19 +199,42 @@ def test_varied_masks_have_one_of_the_quantiles_and_its_margin():
     """Each is one of those made one by one, for all frames together, and all of them occur."""
     rhos, margins = (0.5, 0.9, 0.9), (0, 1, 3)
     attribution = tie_free(batch=4, frames=3, size=12, seed=0)
-    masks = varied_masks(attribution, rhos, margins, torch.Generator().manual_seed(1), copies=10)
+    kinds = torch.randint(3, (10, 4), generator=torch.Generator().manual_seed(1))
+    masks = varied_masks(attribution, rhos, margins, kinds)
     assert masks.shape == (40, 1, 12, 12)
     assert masks.dtype == torch.bool
-    drawn = set()
-    for copy, mask in enumerate(masks.numpy()):
-        found = []
-        for kind, (rho, margin) in enumerate(zip(rhos, margins, strict=True)):
-            kept = quantile_mask(attribution[copy % 4][None], rho)[0].any(dim=0).numpy()
-            if margin:
-                kept = ndimage.binary_dilation(kept, np.ones((3, 3)), iterations=margin)
-            found += [kind] * np.array_equal(mask[0], kept)
-        assert found
-        drawn |= {*found}
-    assert drawn == {0, 1, 2}
-    again = varied_masks(attribution, rhos, margins, torch.Generator().manual_seed(1), copies=10)
-    assert torch.equal(masks, again)
+    for copy, (mask, kind) in enumerate(zip(masks.numpy(), kinds.flatten(), strict=True)):
+        kept = quantile_mask(attribution[copy % 4][None], rhos[kind])[0].any(dim=0).numpy()
+        if margins[kind]:
+            kept = ndimage.binary_dilation(kept, np.ones((3, 3)), iterations=margins[kind])
+        np.testing.assert_array_equal(mask[0], kept)
+
+
+def test_a_hole_is_filled_with_what_is_around_it():
+    """A hole in an even colour gets that colour, one in a ramp nearly the ramp; pixels outside stay."""
+    frames = torch.full((2, 3, 21, 17), 70.0)
+    frames[1] = torch.linspace(0, 160, 17)
+    hole = torch.zeros(2, 1, 21, 17, dtype=torch.bool)
+    hole[:, :, 5:12, 4:9] = True
+    seen = torch.where(hole, 1e6, frames)  # of no account
+    filled = inpainted(seen, hole)
+    torch.testing.assert_close(filled[~hole.expand_as(filled)], frames[~hole.expand_as(frames)])
+    torch.testing.assert_close(filled[0], frames[0])
+    assert (filled[1] - frames[1]).abs().max() < 30
+    assert inpainted(seen, torch.ones_like(hole)).isfinite().all()
+
+
+def test_contrasting_pixels_are_those_of_another_colour_than_the_surroundings():
+    """A body that moves over a plain scene is found in every frame, whatever the mask around it."""
+    obs = torch.full((3, 6, 24, 24), 90, dtype=torch.uint8)
+    body = torch.zeros(3, 6, 24, 24, dtype=torch.bool)
+    body[:, :3, 8:12, 6:10] = True
+    body[:, 3:, 9:13, 7:11] = True
+    obs[body] = 150
+    mask = torch.zeros(3, 1, 24, 24, dtype=torch.bool)
+    mask[:, :, 5:16, 4:14] = True
+    found = contrasting(obs, mask, torch.tensor([0.0, 50.0, 70.0]))
+    assert torch.equal(found[0], mask[0].expand(6, 24, 24))  # every pixel inside
+    assert torch.equal(found[1], body[1])
+    assert not found[2].any()
+    assert not contrasting(obs, torch.zeros_like(mask), torch.zeros(3)).any()

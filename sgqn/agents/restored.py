@@ -1,0 +1,132 @@
+"""SGQN, restored: a network in front of a trained agent repaints distracting scenes as the scene of its training."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sgqn.agents.base import Agent, Metrics, Phase, Spec, adam, copy_weights, minimize
+from sgqn.agents.distraction import Distraction, DistractionSettings
+from sgqn.agents.registry import register_agent
+from sgqn.agents.sac import SAC, SACSettings
+from sgqn.agents.saliency import Saliency, SaliencyWrapper
+from sgqn.agents.settings import NetworkSettings, count, named, positive, quantile, ruled, share, weight
+from sgqn.attribution import METHODS
+from sgqn.attribution.mask import share as share_of
+from sgqn.augmentations import Augmentation
+from sgqn.errors import InvalidValueError
+from sgqn.losses import restoration_loss
+from sgqn.networks import AttributionDecoder, Restorer
+from sgqn.replay import Batch
+
+
+@dataclass(frozen=True)
+class RestoredSettings(DistractionSettings, NetworkSettings):
+    """Hyperparameters of the restoration. Sizes of the agent's networks must be those of the trained agent."""
+
+    rho: float = quantile(0.95)
+    """Quantile of the attribution mask that is shown; `kept_rho` is used in training."""
+    attribution: str = named("guided_backprop", "attribution method", lambda: METHODS)
+    """Attribution method, optionally with arguments (smoothgrad:samples=4)."""
+    decoder_filters: tuple[int, int] = ruled(
+        (128, 64), lambda value: len(value) == 2 and all(n >= 1 for n in value), "two positive integers"
+    )
+    """Filters of the decoder's two hidden convolutions."""
+    restorer_filters: tuple[int, int, int] = ruled(
+        (32, 48, 64), lambda value: len(value) == 3 and all(n >= 1 for n in value), "three positive integers"
+    )
+    """Filters of the restorer at a half, a quarter and an eighth of the image size."""
+    kept_weight: float = weight(10.0)
+    """Additional weight of kept pixels in the loss."""
+    random_actions: float = share(1.0)
+    """Largest share of random actions while states are collected; the shares of the environments rise from 0 to it."""
+    learning_rate: float = positive(1e-3)
+    """Highest learning rate."""
+    learning_rate_warmup: int = count(50, least=0)
+    """Updates in which the learning rate rises from zero."""
+    learning_rate_decay: int = count(2000)
+    """Updates in which the learning rate falls to zero."""
+    update_every: int = count(4)
+    """Steps per update."""
+    batch_size: int = count(32)
+    """Batch size."""
+    views: int = count(2)
+    """Distracted observations of each state of a batch."""
+
+
+class Restored(SaliencyWrapper):
+    """A trained agent, which does not change, behind a restorer, which learns to undo distractions.
+
+    The restorer sees a distracted observation: the same pixels inside the agent's attribution mask, in other colours,
+    and another scene outside. It learns to return the observation of the training scene.
+    """
+
+    def __init__(self, learner: SAC, settings: RestoredSettings, augmentation: Augmentation):
+        super().__init__(learner, augmentation, 1)
+        self.settings, self.update_every = settings, settings.update_every
+        self.saliency = Saliency(learner, settings.attribution, settings.rho)
+        sizes = (learner.embedding_dim, self.spec.image_size, learner.encoder.out_shape[0], settings.decoder_filters)
+        self.decoder: AttributionDecoder = AttributionDecoder(self.spec.action_dim, self.spec.channels, *sizes)
+        self.restorer = Restorer(self.spec.channels, settings.restorer_filters, self.spec.image_size)
+        self.distraction = Distraction(settings, augmentation)
+
+    def make_optimizers(self) -> None:
+        settings = self.settings
+        self.learner.generator = self.generator
+        warmup, decay = settings.learning_rate_warmup, settings.learning_rate_decay
+        weights = self.restorer.parameters()
+        self.optimizers = {"restorer": adam(weights, settings.learning_rate, warmup=warmup, decay=decay)}
+
+    @torch.no_grad()
+    def start_from(self, trained: Agent) -> None:
+        """Copy an agent with a decoder M_theta."""
+        if not isinstance(trained, SaliencyWrapper) or trained.decoder is None or isinstance(trained, Restored):
+            kind = type(trained).__name__
+            raise InvalidValueError(f"only agents that predict masks, such as sgqn, can be restored, not {kind}")
+        copy_weights(self.learner, trained.learner)
+        copy_weights(self.decoder, trained.decoder)
+
+    def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
+        del phase
+        views = self.settings.views
+        mask = self.kept(batch.obs, views)
+        obs = batch.obs.repeat(views, 1, 1, 1)
+        restored = self.restorer(self.distraction(obs, mask, self.generator))
+        losses = {"restoration": restoration_loss(restored, obs, mask, self.settings.kept_weight)}
+        return minimize(self.optimizers["restorer"], losses) | {"mask/kept": share_of(mask)}
+
+    def kept(self, obs: Tensor, views: int = 1) -> Tensor:
+        """`views` masks of each observation: the pixels that decide the value of the action, (views * B, C, H, W)."""
+        saliency = self.saliency
+        with torch.enable_grad():
+            leaf, features = saliency.trace(obs, trains=False)
+            with torch.no_grad():
+                action = self.learner.mean_action(features)
+            batch = Batch(obs, action, *3 * [torch.empty(0)])
+            attribution = saliency.attribution(saliency.values(features, action), leaf, batch, features)
+        return self.distraction.masks(obs, attribution, self.generator, views)
+
+    def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
+        """The agent's deterministic actions for the restored observations. While states are collected, those of the
+        training scene, and random ones: environments range from none to many, so that all kinds of states occur."""
+        if deterministic:
+            return self.learner.policy(self.restorer(obs), deterministic=True)
+        action = self.learner.policy(obs, deterministic=True)
+        draws = torch.rand((len(obs), 1 + self.spec.action_dim), generator=self.generator, device=obs.device)
+        shares = torch.linspace(0, self.settings.random_actions, len(obs), device=obs.device)
+        return torch.where(draws[:, :1] < shares[:, None], 2 * draws[:, 1:] - 1, action)
+
+    def value(self, obs: Tensor, action: Tensor) -> Tensor:
+        return super().value(self.restorer(obs), action)
+
+    def predict(self, obs: Tensor, action: Tensor) -> Tensor:
+        return super().predict(self.restorer(obs), action)
+
+
+@register_agent("sgqn_restored", settings=RestoredSettings, actions="continuous", masks=True, steps=8000, copies=True)
+def sgqn_restored(spec: Spec, settings: RestoredSettings, augmentation: Augmentation) -> Restored:
+    sizes = {one.name: getattr(settings, one.name) for one in dataclasses.fields(NetworkSettings)}
+    return Restored(SAC(spec, SACSettings(**sizes, batch_size=settings.batch_size)), settings, augmentation)

@@ -1,0 +1,255 @@
+"""Restored observations: what the agent copies, what its restorer sees and learns, and how its rate falls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sgqn.agents.base import adam
+from sgqn.agents.distraction import Distraction, DistractionSettings
+from sgqn.agents.restored import RestoredSettings
+from sgqn.attribution import gradient, guided_backprop, quantile_mask
+from sgqn.errors import InvalidValueError
+from tests.agents.small import SIZE, batch_for, changed, small, snapshot
+
+NOTHING = {"replaced": 0.0, "recolored": 0.0, "overlaid": 0.0, "sided": 0.0, "color_jitter": 0.0}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def observations(batch: int = 16) -> Tensor:
+    return torch.randint(20, 230, (batch, 9, SIZE, SIZE), dtype=torch.uint8, generator=generator(1))
+
+
+def half_kept(batch: int = 16) -> Tensor:
+    return torch.rand(batch, 1, SIZE, SIZE, generator=generator(2)) < 0.5
+
+
+def white(obs: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.full_like(obs, 255)
+
+
+def distracted(obs: Tensor, mask: Tensor, **settings: float) -> Tensor:
+    return Distraction(DistractionSettings(**{**NOTHING, **settings}), white)(obs, mask, generator())
+
+
+# ---- distracted observations
+
+
+def test_without_distraction_observations_stay() -> None:
+    obs = observations()
+    assert torch.equal(distracted(obs, half_kept()), obs.float())
+
+
+def test_replaced_pixels_are_those_outside_the_mask() -> None:
+    """Either white, or at least half of it; the pixels inside are the observation's own."""
+    obs, mask = observations(64), half_kept(64)
+    seen = distracted(obs, mask, replaced=1.0)
+    inside, outside = mask.expand_as(obs), ~mask.expand_as(obs)
+    assert torch.equal(seen[inside], obs.float()[inside])
+    opacity = ((seen - obs) / (255.0 - obs)).where(outside, torch.nan).flatten(1)
+    lowest, highest = opacity.nan_to_num(2).amin(dim=1), opacity.nan_to_num(-1).amax(dim=1)
+    torch.testing.assert_close(lowest, highest, atol=1e-3, rtol=0)  # one opacity for each observation
+    assert lowest.min() >= 0.5 - 1e-3
+    assert 0.4 < (lowest > 0.999).float().mean() < 0.8
+
+
+def test_kept_pixels_change_their_colours_in_some_observations() -> None:
+    obs, mask = observations(64), half_kept(64)
+    seen = distracted(obs, mask, replaced=1.0, color_jitter=0.6)
+    inside = mask.expand_as(obs)
+    moved = (seen - obs).abs().where(inside, 0).flatten(1).mean(dim=1)
+    assert 0.4 < (moved > 0.5).float().mean() < 0.8
+    assert (moved < 1e-3).any()
+
+
+def test_recolored_observations_have_no_foreign_pixels() -> None:
+    obs, mask = observations(), half_kept()
+    seen = distracted(obs, mask, recolored=1.0)
+    inside = mask.expand_as(obs)
+    torch.testing.assert_close(seen[inside], obs.float()[inside], atol=1e-3, rtol=0)
+    grey = torch.full_like(obs, 90)
+    recolored = distracted(grey, torch.zeros_like(mask), recolored=1.0)
+    assert all(len(image[channel].unique()) == 1 for image in recolored for channel in range(9))
+    assert (recolored - 90).abs().flatten(1).mean(dim=1).max() > 5
+
+
+def test_overlaid_observations_are_blended_everywhere() -> None:
+    obs = observations()
+    seen = distracted(obs, half_kept(), overlaid=1.0)
+    opacity = ((seen - obs) / (255.0 - obs)).flatten(1)
+    torch.testing.assert_close(opacity.amin(dim=1), opacity.amax(dim=1), atol=1e-3, rtol=0)
+    assert opacity.min() > 0.1 - 1e-3
+    assert opacity.max() < 0.6 + 1e-3
+
+
+def test_some_observations_change_on_one_side_of_a_line() -> None:
+    """Every row and every column of pixels changes sides at most once."""
+    obs = torch.zeros(64, 9, SIZE, SIZE, dtype=torch.uint8)
+    seen = distracted(obs, torch.zeros(64, 1, SIZE, SIZE, dtype=torch.bool), replaced=1.0, sided=0.5)
+    side = (seen > 0).int()
+    assert torch.equal(side, side[:, :1].expand_as(side))  # the same in all frames
+    for dim in (2, 3):
+        assert side.diff(dim=dim).abs().sum(dim=dim).max() <= 1
+    share = side.float().mean(dim=(1, 2, 3))
+    assert 0.3 < (share == 1).float().mean() < 0.7
+    assert share.min() < 0.4
+
+
+def test_shares_are_those_of_the_settings() -> None:
+    obs, mask = observations(400), torch.zeros(400, 1, SIZE, SIZE, dtype=torch.bool)
+    seen = distracted(obs, mask, replaced=0.5, recolored=0.2, overlaid=0.15)
+    same = (seen == obs).flatten(1).all(dim=1).float().mean()
+    white_ones = (seen == 255).flatten(1).all(dim=1).float().mean()
+    assert 0.1 < same < 0.2
+    assert 0.24 < white_ones < 0.36  # 0.6 of the replaced ones
+
+
+def test_settings_of_the_distraction_are_checked() -> None:
+    with pytest.raises(InvalidValueError, match=r"add up to at most 1, not 1\.5"):
+        DistractionSettings(replaced=1.0, recolored=0.5, overlaid=0.0)
+    with pytest.raises(InvalidValueError, match="the same length, at least 1, not 1, 10, 10"):
+        DistractionSettings(kept_rho=(0.9,))
+    with pytest.raises(InvalidValueError, match="the same length, at least 1, not 0, 0, 0"):
+        DistractionSettings(kept_rho=(), kept_margin=(), kept_contrast=())
+    wrong = {"kept_rho": (1.0,), "kept_margin": (-1,), "kept_contrast": (256.0,), "replaced": 1.1, "color_jitter": -0.1}
+    for name, value in wrong.items():
+        with pytest.raises(InvalidValueError, match=f"{name} must be"):
+            RestoredSettings(**{name: value})
+
+
+# ---- the copy
+
+
+def unchanged(agent: Any) -> None:
+    """Make the restorer return its observations: the gate is open everywhere."""
+    with torch.no_grad():
+        agent.restorer.output.weight.zero_()
+        agent.restorer.output.bias.fill_(100)
+
+
+def test_it_is_the_trained_agent_behind_a_restorer() -> None:
+    trained, agent = small("sgqn"), small("sgqn_restored", seed=3)
+    agent.start_from(trained)
+    batch = batch_for(trained)
+    seen = agent.restorer(batch.obs)
+    assert torch.equal(agent.act(batch.obs), trained.act(seen))
+    assert torch.equal(agent.value(batch.obs, batch.action), trained.value(seen, batch.action))
+    assert torch.equal(agent.predict_mask(batch.obs, batch.action), trained.predict_mask(seen, batch.action))
+    assert not torch.allclose(agent.act(batch.obs), trained.act(batch.obs), atol=1e-3)
+    unchanged(agent)
+    torch.testing.assert_close(agent.act(batch.obs), trained.act(batch.obs), atol=1e-4, rtol=1e-4)
+
+
+def test_its_attribution_is_that_of_the_observation_before_it_is_restored() -> None:
+    """By finite differences of the value of what the restorer returns."""
+    agent = small("sgqn_restored", double=True)
+    batch = batch_for(agent)
+    obs, action = batch.obs[:1].double(), batch.action[:1].double()
+    found = gradient(agent.value, obs, action)
+    for index in found.abs().flatten().topk(5).indices:
+        moved = torch.zeros_like(obs).flatten()
+        moved[index] = 1e-3
+        moved = moved.view_as(obs)
+        with torch.no_grad():
+            slope = (agent.value(obs + moved, action) - agent.value(obs - moved, action)) / 2e-3
+        assert float(found.flatten()[index]) == pytest.approx(float(slope), rel=1e-2)
+
+
+def test_only_agents_with_a_decoder_can_be_restored() -> None:
+    for name, kind in (("sac", "SAC"), ("sgqn_restored", "Restored")):
+        with pytest.raises(InvalidValueError, match=f"such as sgqn, can be restored, not {kind}"):
+            small("sgqn_restored").start_from(small(name))
+    with pytest.raises(InvalidValueError, match="the weights of the trained agent do not fit"):
+        small("sgqn_restored").start_from(small("sgqn", hidden_dim=16))
+
+
+def test_any_agent_can_start_from_a_trained_one_of_its_kind() -> None:
+    trained, agent = small("svea"), small("svea", seed=1)
+    agent.start_from(trained)
+    assert all(torch.equal(value, trained.state_dict()[name]) for name, value in agent.state_dict().items())
+
+
+# ---- learning
+
+
+def test_only_the_restorer_learns() -> None:
+    agent = small("sgqn_restored")
+    before = snapshot(agent)
+    agent.update(batch_for(agent))
+    assert {name.split(".")[0] for name in changed(agent, before)} == {"restorer"}
+
+
+def test_the_loss_counts_kept_pixels_more() -> None:
+    """Without distraction, computed from the restorer's output."""
+    agent = small("sgqn_restored", **NOTHING, views=1, kept_weight=3.0)
+    batch = batch_for(agent)
+    mask = torch.rand(batch.obs.shape, generator=generator(2)) < 0.3
+    agent.kept = lambda obs, views: mask
+    with torch.no_grad():
+        errors = (agent.restorer(batch.obs) - batch.obs).abs() / 255
+    metrics = agent.update(batch)
+    assert float(metrics["mask/kept"]) == pytest.approx(float(mask.float().mean()))
+    expected = errors.mean() + 3 * (errors * mask).mean()
+    assert float(metrics["loss/restoration"]) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_kept_pixels_are_those_of_the_agents_attribution() -> None:
+    """Of the value of the action that the agent chooses in the training scene, behind which no restorer is."""
+    agent = small("sgqn_restored", kept_rho=(0.9,), kept_margin=(0,), kept_contrast=(0.0,))
+    obs = batch_for(agent).obs
+    attribution = guided_backprop(agent.learner.value, obs, agent.learner.act(obs))
+    expected = quantile_mask(attribution, 0.9).any(dim=1, keepdim=True).expand_as(obs)
+    kept = agent.kept(obs, 2)
+    assert (kept == expected.repeat(2, 1, 1, 1)).float().mean() > 0.999
+
+
+def test_it_learns_to_undo_distractions() -> None:
+    """A bright square on grey ground, over noise."""
+    agent = small("sgqn_restored", learning_rate=5e-3, learning_rate_decay=10_000, restorer_filters=(16, 16, 16))
+    obs = torch.full((6, 9, SIZE, SIZE), 90, dtype=torch.uint8)
+    for k in range(6):
+        obs[k, :, 4 * k : 4 * k + 10, 5 * k : 5 * k + 10] = 200
+    mask = obs == 200
+    agent.kept = lambda _, views: mask.repeat(views, 1, 1, 1)
+    batch = batch_for(agent)._replace(obs=obs)
+    losses = [float(agent.update(batch)["loss/restoration"]) for _ in range(150)]
+    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+    scene = torch.randint(256, obs.shape, dtype=torch.uint8, generator=generator(3))
+    with torch.no_grad():
+        restored = agent.restorer(torch.where(mask, obs, scene))
+    assert (restored - obs).abs().mean() < 0.5 * (scene.float() - obs).abs().mean()
+
+
+def test_training_actions_range_from_the_trained_agents_to_random_ones() -> None:
+    agent, obs = small("sgqn_restored"), observations(64)
+    trained = agent.learner.act(obs)
+    drawn = torch.stack([agent.act(obs, deterministic=False) for _ in range(50)])
+    shares = (drawn - trained).abs().amax(dim=2).gt(1e-6).float().mean(dim=0)
+    assert shares[0] == 0
+    assert shares[-1] == 1
+    torch.testing.assert_close(shares, torch.linspace(0, 1, 64), atol=0.3, rtol=0)
+    assert drawn.abs().max() <= 1
+    assert torch.equal(small("sgqn_restored", random_actions=0.0).act(obs, deterministic=False), trained)
+
+
+# ---- a learning rate that falls
+
+
+def test_the_learning_rate_falls_linearly_to_zero() -> None:
+    """With a constant gradient, Adam moves by its learning rate."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = adam([weight], 0.1, warmup=2, decay=5)
+    moves = []
+    for _ in range(7):
+        before = weight.detach().clone()
+        weight.grad = torch.ones(1)
+        optimizer.step()
+        moves.append((before - weight).item())
+    assert moves == pytest.approx([0.05, 0.08, 0.06, 0.04, 0.02, 0, 0], abs=1e-6)
+    assert optimizer.param_groups[0]["lr"] == 0.1

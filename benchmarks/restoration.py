@@ -44,12 +44,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "replaced": 0.0,
         "recolored": 0.0,
     },
-    "no contrast": {"kept_contrast": (0.0,) * 10},
+    "no contrast": {"kept_contrast": (0.0,) * 8},
     "one mask": {"kept_rho": (0.95,), "kept_margin": (0,), "kept_contrast": (0.0,)},
     "same colors": {"color_jitter": 0.0},
     "still images": {"augmentation": "overlay:alpha=1"},
     "whole images": {"sided": 0.0},
     "even weights": {"kept_weight": 0.0},
+    "no actions": {"action_weight": 0.0},
     "trained states": {"random_actions": 0.0},
 }
 """By name, what differs from the defaults."""

@@ -363,10 +363,11 @@ def _shared_taps(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 class Restorer(nn.Module):
-    """Repaints observations as the training scene: g s + (1 - g) p, with a gate g for each pixel and frame and paint p.
+    """Repaints observations as the training scene: g c(s) + (1 - g) p, with a gate g for each pixel and frame, paint p,
+    and a change c of all colours.
 
     A U-Net at a half, a quarter and an eighth of the image size. Takes observations in [0, 255], uint8 or float, and
-    returns float32.
+    returns floats.
     """
 
     def __init__(self, channels: int = 9, filters: tuple[int, int, int] = (32, 48, 64), image_size: int = 84) -> None:
@@ -384,18 +385,34 @@ class Restorer(nn.Module):
         self.upper_quarters = nn.ModuleList([conv(eighth + quarter, quarter)])
         self.upper_halves = nn.ModuleList([conv(quarter + half, half), conv(half, half)])
         self.output = conv(half, 4 * (self.frames + channels))
-        init_uniform(self)
+        self.colors = nn.Linear(eighth, 12)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                assert layer.bias is not None
+                nn.init.zeros_(layer.bias)
+        with torch.no_grad():  # at first, colours stay, and gate and paint are even
+            self.output.weight.mul_(0.1)
+            self.colors.weight.zero_()
 
     def forward(self, obs: Tensor) -> Tensor:
         images = obs.to(self.output.weight.dtype, memory_format=fast_format(obs)) / 255
         half = _relus(F.pixel_unshuffle(images, 2), self.halves)
         quarter = _relus(half, self.quarters)
         x = _relus(quarter, self.eighths)
+        colors = self.colors(x.mean(dim=(2, 3))).to(images.dtype)
         x = _relus(_joined(x, quarter), self.upper_quarters)
         x = _relus(_joined(x, half), self.upper_halves)
         found = F.pixel_shuffle(self.output(x), 2).to(images.dtype)
         gate = torch.sigmoid(found[:, : self.frames] + 1).repeat_interleave(3, dim=1)  # at first, most of s
-        return 255 * torch.lerp(torch.sigmoid(found[:, self.frames :]), images, gate)
+        return 255 * torch.lerp(torch.sigmoid(found[:, self.frames :]), self._recolored(images, colors), gate)
+
+    def _recolored(self, images: Tensor, change: Tensor) -> Tensor:
+        """Every pixel's colours (r, g, b, 1) multiplied by the identity plus a change (B, 12)."""
+        matrix = change.view(-1, 3, 4) + torch.eye(3, 4, dtype=images.dtype, device=images.device)
+        frames = images.unflatten(1, (self.frames, 3))
+        mixed = torch.einsum("bij,bkjhw->bkihw", matrix[:, :, :3], frames) + matrix[:, None, :, 3, None, None]
+        return mixed.flatten(1, 2)
 
 
 def _relus(x: Tensor, convs: Iterable[nn.Module]) -> Tensor:

@@ -21,7 +21,7 @@ class DistractionSettings(Settings):
 
     augmentation: str = named("moving_overlay:alpha=1", "augmentation", lambda: AUGMENTATIONS)
     """Augmentation that gives the pixels of a distracting scene."""
-    replaced: float = share(0.5)
+    replaced: float = share(0.6)
     """Share of observations whose pixels outside the mask are replaced by augmented ones."""
     recolored: float = share(0.3)
     """Share of observations whose pixels outside the mask change their colours."""
@@ -32,19 +32,17 @@ class DistractionSettings(Settings):
     color_jitter: float = weight(1.0)
     """Largest strength of the colour change of the pixels that the mask keeps."""
     kept_rho: tuple[float, ...] = ruled(
-        (0.8, 0.9, 0.95, 0.98, 0.9, 0.9, 0.9, 0.95, 0.95, 0.95),
+        (0.9, 0.95, 0.9, 0.9, 0.9, 0.95, 0.95, 0.95),
         lambda value: all(0 <= rho < 1 for rho in value),
         "numbers of at least 0 and below 1",
     )
     """Quantiles of the attribution masks of distracted observations; one of them is drawn for each."""
     kept_margin: tuple[int, ...] = ruled(
-        (0, 1, 2, 4, 2, 4, 4, 4, 4, 4),
-        lambda value: all(0 <= margin <= 40 for margin in value),
-        "integers from 0 to 40",
+        (1, 2, 2, 4, 4, 4, 4, 4), lambda value: all(0 <= margin <= 40 for margin in value), "integers from 0 to 40"
     )
     """Pixels by which these masks are grown, one number for each of `kept_rho`."""
     kept_contrast: tuple[float, ...] = ruled(
-        (0, 0, 0, 0, 20, 40, 60, 20, 40, 60),
+        (0, 0, 20, 30, 40, 20, 30, 40),
         lambda value: all(0 <= contrast <= 255 for contrast in value),
         "numbers from 0 to 255",
     )
@@ -89,7 +87,7 @@ class Distraction:
         is_recolored, is_overlaid = (kind >= replaced) & (kind < recolors), (kind >= recolors) & (kind < changed)
         body = recolored(obs, random_colors(settings.color_jitter * inside * (choice < 0.6), generator))
         scene = recolored(obs, random_colors(outside * is_recolored, generator))
-        opacity = torch.where(choice < 0.4, 0.5 + 0.5 * amount, 1.0)
+        opacity = torch.where(choice < 0.2, 0.5 + 0.5 * amount, 1.0)
         opacity = torch.where(is_overlaid, 0.1 + 0.5 * amount, opacity) * ~is_recolored
         opacity, is_overlaid, is_same = (row[:, None, None, None] for row in (opacity, is_overlaid, kind >= changed))
         scene = torch.where(is_overlaid, body, scene)

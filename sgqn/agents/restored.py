@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sgqn.agents.base import Agent, Metrics, Phase, Spec, adam, copy_weights, minimize
@@ -39,21 +40,23 @@ class RestoredSettings(DistractionSettings, NetworkSettings):
         (32, 48, 64), lambda value: len(value) == 3 and all(n >= 1 for n in value), "three positive integers"
     )
     """Filters of the restorer at a half, a quarter and an eighth of the image size."""
-    kept_weight: float = weight(10.0)
+    kept_weight: float = weight(20.0)
     """Additional weight of kept pixels in the loss."""
-    random_actions: float = share(1.0)
+    action_weight: float = weight(0.5)
+    """Weight of the difference between the agent's actions for restored observations and for those of the scene."""
+    random_actions: float = share(0.5)
     """Largest share of random actions while states are collected; the shares of the environments rise from 0 to it."""
     learning_rate: float = positive(1e-3)
     """Highest learning rate."""
     learning_rate_warmup: int = count(50, least=0)
     """Updates in which the learning rate rises from zero."""
-    learning_rate_decay: int = count(2000)
+    learning_rate_decay: int = count(5000)
     """Updates in which the learning rate falls to zero."""
-    update_every: int = count(4)
+    update_every: int = count(2)
     """Steps per update."""
-    batch_size: int = count(32)
+    batch_size: int = count(16)
     """Batch size."""
-    views: int = count(2)
+    views: int = count(4)
     """Distracted observations of each state of a batch."""
 
 
@@ -91,15 +94,19 @@ class Restored(SaliencyWrapper):
 
     def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
         del phase
-        views = self.settings.views
-        mask = self.kept(batch.obs, views)
-        obs = batch.obs.repeat(views, 1, 1, 1)
+        settings, learner = self.settings, self.learner
+        action, mask = self.lesson(batch.obs, settings.views)
+        obs = batch.obs.repeat(settings.views, 1, 1, 1)
         restored = self.restorer(self.distraction(obs, mask, self.generator))
-        losses = {"restoration": restoration_loss(restored, obs, mask, self.settings.kept_weight)}
+        losses = {"restoration": restoration_loss(restored, obs, mask, settings.kept_weight)}
+        if settings.action_weight:
+            chosen = learner.mean_action(learner.encode(restored))
+            losses["action"] = settings.action_weight * F.mse_loss(chosen, action.repeat(settings.views, 1))
         return minimize(self.optimizers["restorer"], losses) | {"mask/kept": share_of(mask)}
 
-    def kept(self, obs: Tensor, views: int = 1) -> Tensor:
-        """`views` masks of each observation: the pixels that decide the value of the action, (views * B, C, H, W)."""
+    def lesson(self, obs: Tensor, views: int = 1) -> tuple[Tensor, Tensor]:
+        """The agent's actions, and `views` masks of each observation: the pixels that decide the value of this action,
+        (views * B, C, H, W)."""
         saliency = self.saliency
         with torch.enable_grad():
             leaf, features = saliency.trace(obs, trains=False)
@@ -107,7 +114,7 @@ class Restored(SaliencyWrapper):
                 action = self.learner.mean_action(features)
             batch = Batch(obs, action, *3 * [torch.empty(0)])
             attribution = saliency.attribution(saliency.values(features, action), leaf, batch, features)
-        return self.distraction.masks(obs, attribution, self.generator, views)
+        return action, self.distraction.masks(obs, attribution, self.generator, views)
 
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
         """The agent's deterministic actions for the restored observations. While states are collected, those of the
@@ -126,7 +133,7 @@ class Restored(SaliencyWrapper):
         return super().predict(self.restorer(obs), action)
 
 
-@register_agent("sgqn_restored", settings=RestoredSettings, actions="continuous", masks=True, steps=8000, copies=True)
+@register_agent("sgqn_restored", settings=RestoredSettings, actions="continuous", masks=True, steps=11_000, copies=True)
 def sgqn_restored(spec: Spec, settings: RestoredSettings, augmentation: Augmentation) -> Restored:
     sizes = {one.name: getattr(settings, one.name) for one in dataclasses.fields(NetworkSettings)}
     return Restored(SAC(spec, SACSettings(**sizes, batch_size=settings.batch_size)), settings, augmentation)

@@ -1,4 +1,4 @@
-"""Draw the galleries of the documentation: gallery.png, robots.png and renderers.png in docs/images.
+"""Draw the galleries of the documentation: gallery.png, robots.png, renderers.png and distracted.png in docs/images.
 
     python docs/make_gallery.py
     python docs/make_gallery.py --tiny --out FOLDER     # one task only, which takes seconds
@@ -13,10 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
 from rich.progress import track
 
 import sgqn
+from sgqn.agents import build_agent
+from sgqn.agents.restored import Restored
+from sgqn.augmentations import ImageBank, make_augmentation
 from sgqn.envs.families import find_task
 from sgqn.envs.opengl import gl_error
 from sgqn.results.paper import ROBOT_TASKS
@@ -28,6 +32,8 @@ SIDE = 84 * SCALE
 MARGIN = 150
 HEADER = 30
 STEPS = 12
+DRAWS = 4
+"""Distracted observations of each task."""
 
 
 def frame(task: str, shift: str, renderer: str, masks: bool = False) -> np.ndarray:
@@ -38,10 +44,14 @@ def frame(task: str, shift: str, renderer: str, masks: bool = False) -> np.ndarr
     for _ in range(STEPS):
         obs, _, _, _, info = env.step(random.uniform(-1, 1, env.action_space.shape))
     env.close()
-    image = obs[-3:].transpose(1, 2, 0)
     if masks:
-        image = np.where(info["mask"][-1][..., None], image, image // 5)
-    return image.repeat(SCALE, 0).repeat(SCALE, 1)
+        obs = np.where(np.repeat(info["mask"], 3, axis=0), obs, obs // 5)
+    return enlarged(obs)
+
+
+def enlarged(obs: np.ndarray) -> np.ndarray:
+    """The latest frame of an observation (C, H, W)."""
+    return obs[-3:].transpose(1, 2, 0).repeat(SCALE, 0).repeat(SCALE, 1)
 
 
 def sheet(rows: Sequence[tuple[str, Sequence[np.ndarray]]], columns: Sequence[str]) -> Image.Image:
@@ -81,6 +91,29 @@ def renderers(tasks: Sequence[str]) -> Image.Image:
     return sheet(rows, ["gl", "warp", "difference x 4", "mask, gl", "mask, warp"])
 
 
+def distracted(tasks: Sequence[str]) -> Image.Image:
+    """Observations of pretrained agents, the pixels that `sgqn_restored` keeps, and its distracted observations."""
+    bank, rows = ImageBank(256), []
+    for task in track(tasks, description="distracted"):
+        name = f"pretrained:{task}"
+        trained = sgqn.load_agent(name)
+        config = sgqn.configure(task=task, agent="sgqn_restored", start_from=name)
+        augmentation = make_augmentation(config.settings.augmentation, bank)
+        agent = build_agent(config.agent, trained.spec, config.settings, augmentation, seed=config.seed, device="cpu")
+        assert isinstance(agent, Restored)
+        agent.start_from(trained)
+        with sgqn.make(task, renderer="warp", seed=0) as env:
+            obs, _ = env.reset()
+            for _ in range(3 * STEPS):
+                obs, *_ = env.step(trained.act(obs, deterministic=True))
+        batch = torch.as_tensor(obs)[None].repeat(DRAWS, 1, 1, 1)
+        _, mask = agent.lesson(batch)
+        seen = agent.distraction(batch, mask, agent.generator).clamp(0, 255).to(torch.uint8)
+        pairs = zip(torch.where(mask, batch, 0).numpy(), seen.numpy(), strict=True)
+        rows.append((task, [enlarged(obs), *(enlarged(image) for pair in pairs for image in pair)]))
+    return sheet(rows, ["observation", *["kept", "distracted"] * DRAWS])
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="draw one task only, to check that the script works")
@@ -97,3 +130,4 @@ if __name__ == "__main__":
     if robots.family.missing() is None and not options.tiny:
         gallery(ROBOT_TASKS, robots.shifts).quantize(192).save(options.out / "robots.png", optimize=True)
     renderers(tasks).quantize(192).save(options.out / "renderers.png", optimize=True)
+    distracted(tasks).quantize(192).save(options.out / "distracted.png", optimize=True)

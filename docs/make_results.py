@@ -1,4 +1,4 @@
-"""Update the tables and images of results.md, results-details.md, robots.md, pretrained.md and drift.md.
+"""Update the tables and images of the pages with results (`PAGES`).
 
     python docs/make_results.py            # the tables, the curves, and a sheet of observations and masks
     python docs/make_results.py --tiny     # the tables and curves only, which takes seconds
@@ -57,6 +57,7 @@ DRIFTS = {
     "embedding": "embedding",
     "mask_iou": "mask IoU",
 }
+RESTORED = "sgqn_restored"
 BINS = (0.0, 0.05, 0.1, 0.2, math.inf)
 """Drifts of the action whose returns are compared."""
 BEGIN, END = "<!-- {}: made by docs/make_results.py -->", "<!-- end -->"
@@ -111,6 +112,50 @@ def pilots(runs: list[Run]) -> str:
                 cells.append(f"{mean:.1f}, {solved:.0%}")
             options = f"`{row['options']}`" if row["options"] else ""
             rows.append([f"`{row['agent']}`", options, row["seed"], f"{int(row['steps']):,}", *cells])
+    return _grid(rows)
+
+
+def restored(runs: list[Run]) -> str:
+    """Returns of SGQN and of sgqn_restored, per task and on average."""
+    pairs = []
+    for run in runs:
+        if run.agent == RESTORED:
+            (source,) = (one for one in runs if (one.task, one.agent) == (run.task, "sgqn"))
+            pairs.append((source, run))
+    shifts = find_task(pairs[0][0].task).test_shifts
+    columns: list[list[tuple[float, float]]] = [[] for _ in shifts]
+    rows = [["task", *shifts]]
+    for both in pairs:
+        cells = []
+        for shift, column in zip(shifts, columns, strict=True):
+            before, after = (_counted(run, shift, run.steps, "gl") for run in both)
+            assert before is not None
+            assert after is not None
+            column.append((before.mean, after.mean))
+            cells.append(_change(before.mean, after.mean))
+        rows.append([both[0].task, *cells])
+    means = [_change(*(statistics.mean(pair[i] for pair in column) for i in (0, 1))) for column in columns]
+    return _grid([*rows, ["mean", *means]])
+
+
+def _change(before: float, after: float) -> str:
+    return f"{before:.0f} → {after:.0f}"
+
+
+def variants(runs: list[Run]) -> str:
+    """Pilots of sgqn_restored: mean returns of each variant."""
+    del runs
+    with open(DOCS / RESTORED / "pilots.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    shifts = list(dict.fromkeys(row["shift"] for row in found))
+    rows = [["task", "variant", "options", "steps", *shifts]]
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in found:
+        groups.setdefault((row["task"], row["variant"]), []).append(row)
+    for (task, variant), of in groups.items():
+        returns = {row["shift"]: f"{float(row['mean']):.0f}" for row in of}
+        options = f"`{of[0]['options']}`" if of[0]["options"] else ""
+        rows.append([task, variant, options, f"{int(of[0]['steps']):,}", *(returns.get(shift, "") for shift in shifts)])
     return _grid(rows)
 
 
@@ -242,6 +287,7 @@ PAGES: dict[str, tuple[str, tuple[Callable[[list[Run]], str], ...]]] = {
     "robots.md": ("robot", (robots, pilots)),
     "pretrained.md": ("", (packaged,)),
     "drift.md": ("", (drift, drift_returns)),
+    f"agents/{RESTORED}.md": ("suite", (restored, variants)),
 }
 """The task family and the tables of each page."""
 
@@ -287,6 +333,7 @@ def main(tiny: bool, out: Path) -> None:
     shown = [name for text in texts.values() for name in re.findall(rf"\({IMAGES}/([\w.-]+)\)", text)]
     draw([name for name in shown if name.endswith(".svg") or not tiny], out / IMAGES)
     for name, text in texts.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text)
 
 

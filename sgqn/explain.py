@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -157,35 +157,47 @@ def blocks_of(
 
 CELL, GAP, LABELS, HEADER, BAR, MARGIN = 168, 8, 64, 76, 40, 20
 COLUMNS = ("observation", "attribution", "mask", "masked", "predicted mask")
-BLOCK = (LABELS + len(COLUMNS) * (CELL + GAP), HEADER + BAR)
-"""Width of a block, and its height without its rows."""
+RESTORED = "restored"
+"""A further column, if any agent restores its observations."""
 PER_LINE = 2
 TITLE, FOOTER = 48, 84
 
 
-def sheet_size(blocks: int, moments: int) -> tuple[int, int]:
+def _columns(blocks: Sequence[Block], columns: tuple[str, ...] = COLUMNS) -> tuple[str, ...]:
+    restores = any(block.images.restored is not None for block in blocks)
+    return (columns[0], RESTORED, *columns[1:]) if restores else columns
+
+
+def block_width(columns: Sized) -> int:
+    """Width of a block with these columns."""
+    return LABELS + len(columns) * (CELL + GAP)
+
+
+def sheet_size(blocks: int, moments: int, columns: Sized = COLUMNS) -> tuple[int, int]:
     """Width and height of a sheet."""
     across, down = min(blocks, PER_LINE), -(-blocks // PER_LINE)
-    width = MARGIN + across * (BLOCK[0] + MARGIN)
-    return width, TITLE + down * (BLOCK[1] + moments * (CELL + GAP)) + FOOTER
+    width = MARGIN + across * (block_width(columns) + MARGIN)
+    return width, TITLE + down * (HEADER + BAR + moments * (CELL + GAP)) + FOOTER
 
 
 def draw_sheet(blocks: Sequence[Block], moments: np.ndarray, title: str, episodes: Sequence[Episode]) -> Image.Image:
     """All blocks, two to a line, under a title and over a footer that says how to read them."""
-    sheet = Image.new("RGB", sheet_size(len(blocks), len(moments)), "white")
+    columns = _columns(blocks)
+    sheet = Image.new("RGB", sheet_size(len(blocks), len(moments), columns), "white")
     pen = ImageDraw.Draw(sheet)
     text(pen, (MARGIN, 14), title, 22)
-    height = BLOCK[1] + len(moments) * (CELL + GAP)
+    height = HEADER + BAR + len(moments) * (CELL + GAP)
     for i, block in enumerate(blocks):
-        left, top = MARGIN + i % PER_LINE * (BLOCK[0] + MARGIN), TITLE + i // PER_LINE * height
-        _draw_block(sheet, pen, block, moments, left, top)
+        left, top = MARGIN + i % PER_LINE * (block_width(columns) + MARGIN), TITLE + i // PER_LINE * height
+        _draw_block(sheet, pen, block, moments, columns, left, top)
     rule = "pixels at or above the rho-quantile of their frame"
     if any(block.images.soft for block in blocks):
         rule += "; soft: the magnitude, 1 at its frame's largest"
     notes = (
         "Newest frame of each stack. Attribution: largest magnitude over RGB; the brightest colour is its "
         f"{PERCENTILE}th percentile over the block.",
-        f"Mask: {rule}. Masked: the rest is black. Predicted mask: the decoder's probability.",
+        f"Mask: {rule}. Masked: the rest is black. Predicted mask: the decoder's probability."
+        + (" Restored: what the networks get." if RESTORED in columns else ""),
         f"Renderer {episodes[0].renderer}, backgrounds {'; '.join(dict.fromkeys(e.backgrounds for e in episodes))}.",
     )
     for i, note in enumerate(notes):
@@ -194,29 +206,36 @@ def draw_sheet(blocks: Sequence[Block], moments: np.ndarray, title: str, episode
 
 
 def _draw_block(
-    sheet: Image.Image, pen: ImageDraw.ImageDraw, block: Block, moments: np.ndarray, left: int, top: int
+    sheet: Image.Image,
+    pen: ImageDraw.ImageDraw,
+    block: Block,
+    moments: np.ndarray,
+    columns: Sequence[str],
+    left: int,
+    top: int,
 ) -> None:
-    columns = [left + LABELS + i * (CELL + GAP) for i in range(len(COLUMNS))]
-    _draw_header(pen, block, dict(zip(COLUMNS, columns, strict=True)), top)
+    at = {name: left + LABELS + i * (CELL + GAP) for i, name in enumerate(columns)}
+    _draw_header(pen, block, at, top)
     shown = block.images
     heat, masked = inferno(shown.attribution / shown.scale), shown.masked
     for row, moment in enumerate(moments):
         y = top + HEADER + row * (CELL + GAP)
         text(pen, (left, y + CELL // 2 - 18), "step", 14, GREY)
         text(pen, (left, y + CELL // 2), str(moment), 18)
-        cells = (
-            shown.observation[row],
-            heat[row],
-            grey(shown.mask[row]),
-            masked[row],
-            None if shown.predicted is None else grey(shown.predicted[row]),
-        )
-        for cell, x in zip(cells, columns, strict=True):
-            paste(sheet, cell, (x, y), CELL)
+        cells = {
+            "observation": shown.observation[row],
+            RESTORED: shown.observation[row] if shown.restored is None else shown.restored[row],
+            "attribution": heat[row],
+            "mask": grey(shown.mask[row]),
+            "masked": masked[row],
+            "predicted mask": None if shown.predicted is None else grey(shown.predicted[row]),
+        }
+        for name, x in at.items():
+            paste(sheet, cells[name], (x, y), CELL)
     y = top + HEADER + len(moments) * (CELL + GAP)
-    _draw_bar(sheet, pen, inferno, f"{shown.scale:.2g}", columns[1], y)
+    _draw_bar(sheet, pen, inferno, f"{shown.scale:.2g}", at["attribution"], y)
     if shown.predicted is not None:
-        _draw_bar(sheet, pen, grey, "1", columns[4], y)
+        _draw_bar(sheet, pen, grey, "1", at["predicted mask"], y)
 
 
 def _draw_header(pen: ImageDraw.ImageDraw, block: Block, columns: dict[str, int], top: int) -> None:
@@ -242,13 +261,13 @@ def _draw_bar(
 
 PANEL = 252
 PANELS = ("observation", "mask over it", "predicted mask, 0 to 1", "return so far")
-STRIP = (MARGIN + len(PANELS) * (PANEL + GAP) - GAP + MARGIN, HEADER + PANEL + MARGIN)
-"""Width and height of one block in a video."""
+STRIP = HEADER + PANEL + MARGIN
+"""Height of one block in a video."""
 
 
-def video_size(blocks: int) -> tuple[int, int]:
+def video_size(blocks: int, panels: Sized = PANELS) -> tuple[int, int]:
     """Width and height of a video."""
-    return STRIP[0], TITLE + blocks * STRIP[1]
+    return MARGIN + len(panels) * (PANEL + GAP) - GAP + MARGIN, TITLE + blocks * STRIP
 
 
 def _frames(blocks: Sequence[Block], title: str, episodes: Sequence[Episode], report: Report) -> Iterator[np.ndarray]:
@@ -264,23 +283,26 @@ def _frames(blocks: Sequence[Block], title: str, episodes: Sequence[Episode], re
 
 def draw_frame(blocks: Sequence[Block], returns: Sequence[np.ndarray], row: int, steps: int, title: str) -> Image.Image:
     """Frame `row` of a video of `steps`: one strip for each block. `returns`: each block's summed rewards by step."""
-    frame = Image.new("RGB", video_size(len(blocks)), "white")
+    panels = _columns(blocks, PANELS)
+    frame = Image.new("RGB", video_size(len(blocks), panels), "white")
     pen = ImageDraw.Draw(frame)
     text(pen, (MARGIN, 14), title, 22)
     text(pen, (frame.width - MARGIN, 14), f"step {row + 1} of {steps}", 22, anchor="ra")
     top_return = max(1e-9, *(float(values.max()) for values in returns))
     for i, (block, values) in enumerate(zip(blocks, returns, strict=True)):
-        top, shown = TITLE + i * STRIP[1], block.images
-        columns = [MARGIN + j * (PANEL + GAP) for j in range(len(PANELS))]
-        _draw_header(pen, block, dict(zip(PANELS, columns, strict=True)), top)
-        panels = (
-            shown.observation[row],
-            overlaid(shown.observation[row], shown.mask[row]),
-            None if shown.predicted is None else grey(shown.predicted[row]),
-        )
-        for panel, x in zip(panels, columns, strict=False):
-            paste(frame, panel, (x, top + HEADER), PANEL)
-        _draw_return(pen, values[: row + 1], steps, top_return, columns[3], top + HEADER)
+        top, shown = TITLE + i * STRIP, block.images
+        at = {name: MARGIN + j * (PANEL + GAP) for j, name in enumerate(panels)}
+        _draw_header(pen, block, at, top)
+        cells = {
+            "observation": shown.observation[row],
+            RESTORED: shown.observation[row] if shown.restored is None else shown.restored[row],
+            "mask over it": overlaid(shown.observation[row], shown.mask[row]),
+            "predicted mask, 0 to 1": None if shown.predicted is None else grey(shown.predicted[row]),
+        }
+        for name, cell in cells.items():
+            if name in at:
+                paste(frame, cell, (at[name], top + HEADER), PANEL)
+        _draw_return(pen, values[: row + 1], steps, top_return, at["return so far"], top + HEADER)
     return frame
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from sgqn import attribution, explain
 from sgqn.cli import main
 from sgqn.errors import InvalidValueError
-from sgqn.explain import CELL, GAP, HEADER, LABELS, MARGIN, TITLE
+from sgqn.explain import BAR, CELL, GAP, HEADER, LABELS, MARGIN, TITLE
 from sgqn.inspect import Subject, drawing, play
 from tests.helpers import fails, tiny_config, untrained_run
 
@@ -25,14 +25,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "sgqn": tiny_config("sgqn"),
         "sac": tiny_config("sac", seed=1),
         "soft": tiny_config(settings={"mask": "soft"}),
+        "restored": tiny_config("sgqn_restored", start_from="another agent"),
     }
     return {name: str(untrained_run(out / name, config)) for name, config in configs.items()}
 
 
-def cell(sheet: np.ndarray, row: int, column: int, block: int = 0, rows: int = 3) -> np.ndarray:
+def cell(sheet: np.ndarray, row: int, column: int, block: int = 0, rows: int = 3, columns: int = 5) -> np.ndarray:
     """One cell of a sheet, at the networks' resolution of 24 pixels."""
-    x = MARGIN + block % 2 * (explain.BLOCK[0] + MARGIN) + LABELS + column * (CELL + GAP)
-    y = TITLE + block // 2 * (explain.BLOCK[1] + rows * (CELL + GAP)) + HEADER + row * (CELL + GAP)
+    x = MARGIN + block % 2 * (LABELS + columns * (CELL + GAP) + MARGIN) + LABELS + column * (CELL + GAP)
+    y = TITLE + block // 2 * (BAR + HEADER + rows * (CELL + GAP)) + HEADER + row * (CELL + GAP)
     return sheet[y : y + CELL, x : x + CELL][3::7, 3::7]
 
 
@@ -137,6 +138,27 @@ def test_an_agent_with_a_soft_mask_is_shown_with_it(folders: dict[str, str], tmp
     assert np.array_equal(cell(sheet, 0, 2, rows=1), drawing.grey(mask))
     newest = episode.seen[0, -3:].permute(1, 2, 0).numpy()
     assert np.array_equal(cell(sheet, 0, 3, rows=1), (newest * mask[..., None]).round())
+
+
+def test_what_a_restorer_returns_is_a_further_column(folders: dict[str, str], tmp_path: Path) -> None:
+    """Other agents of the same sheet show their observation there."""
+    out = tmp_path / "a.png"
+    assert main(["explain", folders["restored"], folders["sgqn"], "--frames", "2", "--out", str(out)]) == 0
+    sheet = read(out)
+    assert sheet.shape[1::-1] == explain.sheet_size(2, 2, range(6))
+    subject = Subject.load(folders["restored"])
+    restored = subject.agent.restored(play(subject, "video_hard").seen[:1])
+    assert restored is not None
+    seen, shown = (cell(sheet, 0, column, 0, 2, 6) for column in (0, 1))
+    assert np.array_equal(shown, restored[0, -3:].round().byte().permute(1, 2, 0).numpy())
+    assert not np.array_equal(shown, seen)
+    assert all(np.array_equal(cell(sheet, 0, column, 1, 2, 6), seen) for column in (0, 1))
+
+    video = tmp_path / "a.mp4"
+    assert main(["explain", folders["restored"], "--frames", "1", "--out", str(video)]) == 0
+    with av.open(str(video)) as opened:
+        frame = next(opened.decode(video=0)).to_ndarray(format="rgb24")
+    assert frame.shape[1::-1] == explain.video_size(1, range(5))
 
 
 # Videos

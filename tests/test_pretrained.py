@@ -473,7 +473,7 @@ def test_commands_take_it_and_leave_it_as_it_is(
     blocks = np.split(np.asarray(Image.open(sheet))[:, explain.MARGIN : -explain.MARGIN], 2, axis=1)
     assert capsys.readouterr().out
     middle = slice(explain.TITLE + explain.HEADER, -explain.FOOTER)
-    width = explain.BLOCK[0]
+    width = explain.block_width(explain.COLUMNS)
     assert np.array_equal(blocks[0][middle, :width], blocks[1][middle, -width:])
 
     nothing = Saliency("", "", 0, "", "", "", 0.9, "", 1, 1, (), {}, {}, {})

@@ -160,6 +160,10 @@ class Agent(nn.Module):
         """The mask predicted by the decoder M_theta: (B, C, H, W) in [0, 1]."""
         raise SgqnError(f"{type(self).__name__} has no attribution decoder: it does not learn to predict masks")
 
+    def restored(self, obs: Tensor) -> Tensor | None:
+        """What the networks get in place of observations (B, C, H, W), in [0, 255]; None if they get these."""
+        return None
+
     def start_from(self, trained: Agent) -> None:
         """Replace the fresh weights by those of a trained agent, before training starts."""
         copy_weights(self, trained)

@@ -126,6 +126,9 @@ class Restored(SaliencyWrapper):
         shares = torch.linspace(0, self.settings.random_actions, len(obs), device=obs.device)
         return torch.where(draws[:, :1] < shares[:, None], 2 * draws[:, 1:] - 1, action)
 
+    def restored(self, obs: Tensor) -> Tensor:
+        return self.restorer(obs)
+
     def value(self, obs: Tensor, action: Tensor) -> Tensor:
         return super().value(self.restorer(obs), action)
 

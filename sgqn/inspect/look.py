@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -65,6 +65,13 @@ class Look:
         """The predicted mask, (B, C, H, W) in [0, 1]; None for agents without a decoder."""
         return predict(self.agent, self.seen, self.actions)
 
+    @cached_property
+    def restored(self) -> Tensor | None:
+        """What the networks get in place of the observations, (B, C, H, W) uint8; None if they get these."""
+        with torch.no_grad():
+            found = self.agent.restored(self.seen)
+        return None if found is None else found.round().clamp(0, 255).to(torch.uint8)
+
     def mask(self, rho: float) -> Tensor:
         """The agent's mask, (B, C, H, W): boolean, or in [0, 1] for agents with soft masks, which ignore rho."""
         return self.agent.mask_of(self.attribution, rho)
@@ -76,6 +83,7 @@ class Look:
             attribution=newest(self.attribution).float().abs().amax(dim=1).nan_to_num().cpu().numpy(),
             mask=newest(self.mask(rho))[:, -1].cpu().numpy(),
             predicted=None if self.predicted is None else newest(self.predicted).mean(dim=1).cpu().numpy(),
+            restored=None if self.restored is None else newest(self.restored).permute(0, 2, 3, 1).cpu().numpy(),
         )
 
 
@@ -114,18 +122,17 @@ class Images:
     attribution: np.ndarray  # (B, H, W), the largest magnitude over RGB
     mask: np.ndarray  # (B, H, W) bool, or in [0, 1]
     predicted: np.ndarray | None  # (B, H, W) in [0, 1], or None without a decoder
+    restored: np.ndarray | None = None  # (B, H, W, 3) uint8, or None where the agent sees the observation itself
 
     @classmethod
     def join(cls, parts: Iterable[Images]) -> Images:
         """Consecutive parts as one."""
         parts = list(parts)
-        guesses = [part.predicted for part in parts if part.predicted is not None]
-        return cls(
-            np.concatenate([part.observation for part in parts]),
-            np.concatenate([part.attribution for part in parts]),
-            np.concatenate([part.mask for part in parts]),
-            np.concatenate(guesses) if guesses else None,
-        )
+        joined: dict[str, Any] = {}
+        for one in fields(cls):
+            found = [array for part in parts if (array := getattr(part, one.name)) is not None]
+            joined[one.name] = np.concatenate(found) if found else None
+        return cls(**joined)
 
     @property
     def soft(self) -> bool:

@@ -268,6 +268,10 @@ class Adam(torch.optim.Adam):
             share = share * (1 - steps / self.decay).clamp(min=0)
         return share
 
+    def progress(self) -> Tensor:
+        """The share of `decay` that has passed, a scalar in [0, 1]."""
+        return (self._steps() / max(self.decay, 1)).clamp(max=1)
+
     def _steps(self) -> Tensor:
         """The number of steps so far, a scalar."""
         first = self.param_groups[0]["params"][0]

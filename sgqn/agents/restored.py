@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sgqn.agents.base import Agent, Metrics, Phase, Spec, adam, copy_weights, minimize
+from sgqn.agents.base import Adam, Agent, Metrics, Phase, Spec, adam, copy_weights, minimize
 from sgqn.agents.distraction import Distraction, DistractionSettings
 from sgqn.agents.registry import register_agent
 from sgqn.agents.sac import SAC, SACSettings
@@ -40,17 +40,18 @@ class RestoredSettings(DistractionSettings, NetworkSettings):
         (32, 48, 64), lambda value: len(value) == 3 and all(n >= 1 for n in value), "three positive integers"
     )
     """Filters of the restorer at a half, a quarter and an eighth of the image size."""
-    kept_weight: float = weight(20.0)
+    kept_weight: float = weight(10.0)
     """Additional weight of kept pixels in the loss."""
     action_weight: float = weight(0.5)
-    """Weight of the difference between the agent's actions for restored observations and for those of the scene."""
+    """Weight of the difference between the agent's actions for restored observations and for those of the scene. It
+    rises from zero in the third quarter of the training, because the restorer finds bodies faster without."""
     random_actions: float = share(0.5)
     """Largest share of random actions while states are collected; the shares of the environments rise from 0 to it."""
     learning_rate: float = positive(1e-3)
     """Highest learning rate."""
     learning_rate_warmup: int = count(50, least=0)
     """Updates in which the learning rate rises from zero."""
-    learning_rate_decay: int = count(5000)
+    learning_rate_decay: int = count(3000)
     """Updates in which the learning rate falls to zero."""
     update_every: int = count(2)
     """Steps per update."""
@@ -101,7 +102,10 @@ class Restored(SaliencyWrapper):
         losses = {"restoration": restoration_loss(restored, obs, mask, settings.kept_weight)}
         if settings.action_weight:
             chosen = learner.mean_action(learner.encode(restored))
-            losses["action"] = settings.action_weight * F.mse_loss(chosen, action.repeat(settings.views, 1))
+            optimizer = self.optimizers["restorer"]
+            assert isinstance(optimizer, Adam)
+            rise = (4 * optimizer.progress() - 2).clamp(0, 1)
+            losses["action"] = settings.action_weight * rise * F.mse_loss(chosen, action.repeat(settings.views, 1))
         return minimize(self.optimizers["restorer"], losses) | {"mask/kept": share_of(mask)}
 
     def lesson(self, obs: Tensor, views: int = 1) -> tuple[Tensor, Tensor]:
@@ -136,7 +140,7 @@ class Restored(SaliencyWrapper):
         return super().predict(self.restorer(obs), action)
 
 
-@register_agent("sgqn_restored", settings=RestoredSettings, actions="continuous", masks=True, steps=11_000, copies=True)
+@register_agent("sgqn_restored", settings=RestoredSettings, actions="continuous", masks=True, steps=7000, copies=True)
 def sgqn_restored(spec: Spec, settings: RestoredSettings, augmentation: Augmentation) -> Restored:
     sizes = {one.name: getattr(settings, one.name) for one in dataclasses.fields(NetworkSettings)}
     return Restored(SAC(spec, SACSettings(**sizes, batch_size=settings.batch_size)), settings, augmentation)

@@ -189,11 +189,12 @@ def test_only_the_restorer_learns() -> None:
 
 def test_the_loss_counts_kept_pixels_more() -> None:
     """Without distraction, computed from the restorer's output."""
-    agent = small("sgqn_restored", **NOTHING, views=1, kept_weight=3.0)
+    agent = small("sgqn_restored", **NOTHING, views=1, kept_weight=3.0, learning_rate_warmup=0, learning_rate_decay=1)
     batch = batch_for(agent)
     mask = torch.rand(batch.obs.shape, generator=generator(2)) < 0.3
     action = torch.zeros(len(mask), ACTIONS)
     agent.lesson = lambda obs, views: (action, mask)
+    assert agent.update(batch)["loss/action"] == 0  # its weight rises later
     with torch.no_grad():
         errors = (agent.restorer(batch.obs) - batch.obs).abs() / 255
         chosen = agent.act(batch.obs)

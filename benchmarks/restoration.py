@@ -88,7 +88,7 @@ def main(options: Options) -> None:
         torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         if options.tiny:
-            options.variants, options.episodes, options.shifts = [TRAINED, "no mask"], 1, ("train",)
+            options.variants, options.episodes, options.shifts = [TRAINED, "no attribution"], 1, ("train",)
             options.runs, options.precision = Path(folder) / "runs", "fp32"
         for variant in options.variants:
             if variant not in VARIANTS:

@@ -116,11 +116,11 @@ def pilots(runs: list[Run]) -> str:
 
 
 def restored(runs: list[Run]) -> str:
-    """Returns of SGQN and of sgqn_restored, per task and on average."""
+    """Returns of SGQN and of the same agents behind their restorers, per task and on average."""
     pairs = []
     for run in runs:
         if run.agent == RESTORED:
-            (source,) = (one for one in runs if (one.task, one.agent) == (run.task, "sgqn"))
+            (source,) = (one for one in runs if (one.task, one.agent, one.seed) == (run.task, "sgqn", run.seed))
             pairs.append((source, run))
     shifts = find_task(pairs[0][0].task).test_shifts
     columns: list[list[tuple[float, float]]] = [[] for _ in shifts]
@@ -134,8 +134,10 @@ def restored(runs: list[Run]) -> str:
             column.append((before.mean, after.mean))
             cells.append(_change(before.mean, after.mean))
         rows.append([both[0].task, *cells])
-    means = [_change(*(statistics.mean(pair[i] for pair in column) for i in (0, 1))) for column in columns]
-    return _grid([*rows, ["mean", *means]])
+    if len(pairs) > 1:
+        means = [_change(*(statistics.mean(pair[i] for pair in column) for i in (0, 1))) for column in columns]
+        rows.append(["mean", *means])
+    return _grid(rows)
 
 
 def _change(before: float, after: float) -> str:
@@ -145,7 +147,7 @@ def _change(before: float, after: float) -> str:
 def variants(runs: list[Run]) -> str:
     """Pilots of sgqn_restored: mean returns of each variant."""
     del runs
-    with open(DOCS / RESTORED / "pilots.csv", newline="") as file:
+    with open(DOCS / "restored" / "pilots.csv", newline="") as file:
         found = list(csv.DictReader(file))
     shifts = list(dict.fromkeys(row["shift"] for row in found))
     rows = [["task", "variant", "options", "steps", *shifts]]

@@ -370,7 +370,7 @@ class Restorer(nn.Module):
     returns floats.
     """
 
-    def __init__(self, channels: int = 9, filters: tuple[int, int, int] = (32, 48, 64), image_size: int = 84) -> None:
+    def __init__(self, channels: int = 9, filters: tuple[int, int, int] = (16, 32, 64), image_size: int = 84) -> None:
         super().__init__()
         if image_size % 2 or channels % 3:
             raise InvalidValueError(

@@ -37,27 +37,27 @@ class RestoredSettings(DistractionSettings, NetworkSettings):
     )
     """Filters of the decoder's two hidden convolutions."""
     restorer_filters: tuple[int, int, int] = ruled(
-        (32, 48, 64), lambda value: len(value) == 3 and all(n >= 1 for n in value), "three positive integers"
+        (16, 32, 64), lambda value: len(value) == 3 and all(n >= 1 for n in value), "three positive integers"
     )
     """Filters of the restorer at a half, a quarter and an eighth of the image size."""
     kept_weight: float = weight(10.0)
     """Additional weight of kept pixels in the loss."""
-    action_weight: float = weight(0.5)
+    action_weight: float = weight(0.05)
     """Weight of the difference between the agent's actions for restored observations and for those of the scene. It
-    rises from zero in the third quarter of the training, because the restorer finds bodies faster without."""
+    rises from zero in the first half of the updates, because the restorer finds bodies faster without."""
     random_actions: float = share(0.5)
     """Largest share of random actions while states are collected; the shares of the environments rise from 0 to it."""
     learning_rate: float = positive(1e-3)
     """Highest learning rate."""
     learning_rate_warmup: int = count(50, least=0)
     """Updates in which the learning rate rises from zero."""
-    learning_rate_decay: int = count(3000)
+    learning_rate_decay: int = count(10_000)
     """Updates in which the learning rate falls to zero."""
-    update_every: int = count(2)
+    update_every: int = count(1)
     """Steps per update."""
-    batch_size: int = count(16)
+    batch_size: int = count(8)
     """Batch size."""
-    views: int = count(4)
+    views: int = count(2)
     """Distracted observations of each state of a batch."""
 
 
@@ -104,7 +104,7 @@ class Restored(SaliencyWrapper):
             chosen = learner.mean_action(learner.encode(restored))
             optimizer = self.optimizers["restorer"]
             assert isinstance(optimizer, Adam)
-            rise = (4 * optimizer.progress() - 2).clamp(0, 1)
+            rise = (2 * optimizer.progress()).clamp(max=1)
             losses["action"] = settings.action_weight * rise * F.mse_loss(chosen, action.repeat(settings.views, 1))
         return minimize(self.optimizers["restorer"], losses) | {"mask/kept": share_of(mask)}
 
@@ -140,7 +140,7 @@ class Restored(SaliencyWrapper):
         return super().predict(self.restorer(obs), action)
 
 
-@register_agent("sgqn_restored", settings=RestoredSettings, actions="continuous", masks=True, steps=7000, copies=True)
+@register_agent("sgqn_restored", settings=RestoredSettings, actions="continuous", masks=True, steps=10_000, copies=True)
 def sgqn_restored(spec: Spec, settings: RestoredSettings, augmentation: Augmentation) -> Restored:
     sizes = {one.name: getattr(settings, one.name) for one in dataclasses.fields(NetworkSettings)}
     return Restored(SAC(spec, SACSettings(**sizes, batch_size=settings.batch_size)), settings, augmentation)

@@ -189,7 +189,8 @@ def test_only_the_restorer_learns() -> None:
 
 def test_the_loss_counts_kept_pixels_more() -> None:
     """Without distraction, computed from the restorer's output."""
-    agent = small("sgqn_restored", **NOTHING, views=1, kept_weight=3.0, learning_rate_warmup=0, learning_rate_decay=1)
+    rate = {"learning_rate_warmup": 0, "learning_rate_decay": 1}
+    agent = small("sgqn_restored", **NOTHING, **rate, views=1, kept_weight=3.0, action_weight=0.5)
     batch = batch_for(agent)
     mask = torch.rand(batch.obs.shape, generator=generator(2)) < 0.3
     action = torch.zeros(len(mask), ACTIONS)

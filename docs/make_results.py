@@ -144,23 +144,6 @@ def _change(before: float, after: float) -> str:
     return f"{before:.0f} → {after:.0f}"
 
 
-def variants(runs: list[Run]) -> str:
-    """Pilots of sgqn_restored: mean returns of each variant."""
-    del runs
-    with open(DOCS / "restored" / "pilots.csv", newline="") as file:
-        found = list(csv.DictReader(file))
-    shifts = list(dict.fromkeys(row["shift"] for row in found))
-    rows = [["task", "variant", "options", "steps", *shifts]]
-    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for row in found:
-        groups.setdefault((row["task"], row["variant"]), []).append(row)
-    for (task, variant), of in groups.items():
-        returns = {row["shift"]: f"{float(row['mean']):.0f}" for row in of}
-        options = f"`{of[0]['options']}`" if of[0]["options"] else ""
-        rows.append([task, variant, options, f"{int(of[0]['steps']):,}", *(returns.get(shift, "") for shift in shifts)])
-    return _grid(rows)
-
-
 def _seeds(row: ResultRow) -> str:
     counts = sorted({cell.seeds for cell in row.cells if cell.ours})
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -289,7 +272,7 @@ PAGES: dict[str, tuple[str, tuple[Callable[[list[Run]], str], ...]]] = {
     "robots.md": ("robot", (robots, pilots)),
     "pretrained.md": ("", (packaged,)),
     "drift.md": ("", (drift, drift_returns)),
-    f"agents/{RESTORED}.md": ("suite", (restored, variants)),
+    f"agents/{RESTORED}.md": ("suite", (restored,)),
 }
 """The task family and the tables of each page."""
 

@@ -125,6 +125,7 @@ def sum_of_squared_errors(pairs: Sequence[tuple[Tensor, Tensor]], left: str, rig
 
 
 def restoration_loss(restored: Tensor, obs: Tensor, kept: Tensor, kept_weight: float) -> Tensor:
-    r"""L_R = E[w |r(s') - s|] / 255 with w = 1 + kept_weight for the pixels that s' kept of s, 1 for the others."""
+    r"""L_R = (E[|r(s') - s|] + kept_weight E[|r(s') - s| | M]) / 255, where M are the pixels that s' kept of s."""
     _same_shape(restored=restored, obs=obs, kept=kept)
-    return ((restored - obs).abs() * (1 + kept_weight * kept)).mean() / 255
+    error = (restored - obs).abs()
+    return (error.mean() + kept_weight * (error * kept).sum() / kept.sum().clamp(min=1)) / 255

@@ -42,12 +42,12 @@ class DistractionSettings(Settings):
     )
     """Pixels by which these masks are grown, one number for each of `kept_rho`."""
     kept_contrast: tuple[float, ...] = ruled(
-        (0, 0, 20, 30, 40, 20, 30, 40),
-        lambda value: all(0 <= contrast <= 255 for contrast in value),
-        "numbers from 0 to 255",
+        (0.2, 0.3, 0.4, 0.5, 0.4, 0.5, 0.6, 0.6),
+        lambda value: all(0 <= contrast <= 1 for contrast in value),
+        "numbers from 0 to 1",
     )
-    """Contrast to the pixels around these masks that a pixel inside must have to be kept, one for each of `kept_rho`; 0
-    keeps all."""
+    """Contrast to the pixels around these masks that a pixel inside must have to be kept, relative to the largest, one
+    for each of `kept_rho`; 0 keeps all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

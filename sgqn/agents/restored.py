@@ -40,8 +40,8 @@ class RestoredSettings(DistractionSettings, NetworkSettings):
         (16, 32, 64), lambda value: len(value) == 3 and all(n >= 1 for n in value), "three positive integers"
     )
     """Filters of the restorer at a half, a quarter and an eighth of the image size."""
-    kept_weight: float = weight(10.0)
-    """Additional weight of kept pixels in the loss."""
+    kept_weight: float = weight(1.0)
+    """Weight of the mean error of the kept pixels in the loss, next to that of all pixels."""
     action_weight: float = weight(0.05)
     """Weight of the difference between the agent's actions for restored observations and for those of the scene. It
     rises from zero in the first half of the updates, because the restorer finds bodies faster without."""

@@ -85,11 +85,13 @@ def chosen(values: Sequence[float], kind: Tensor) -> Tensor:
 
 def contrasting(obs: Tensor, mask: Tensor, contrast: Tensor) -> Tensor:
     """The pixels of a mask (B, 1, H, W) whose colour does not continue from the pixels outside: in one of the colours,
-    they differ from `inpainted` by at least `contrast` (B,); boolean, shaped like the observations (B, C, H, W)."""
+    they differ from `inpainted` by at least `contrast` (B,), relative to the largest difference in their frame;
+    boolean, shaped like the observations (B, C, H, W)."""
     batch, channels, height, width = obs.shape
     frames = obs.float().view(batch * channels // 3, 3, height, width)
     difference = (frames - inpainted(frames, mask.repeat_interleave(channels // 3, dim=0))).abs().amax(dim=1)
-    differs = difference.view(batch, channels // 3, height, width) >= contrast[:, None, None, None]
+    difference = difference.view(batch, channels // 3, height, width) * mask
+    differs = difference >= contrast[:, None, None, None] * difference.amax(dim=(2, 3), keepdim=True)
     return (mask & differs).repeat_interleave(3, dim=1)
 
 

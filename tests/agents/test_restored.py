@@ -117,7 +117,7 @@ def test_settings_of_the_distraction_are_checked() -> None:
         DistractionSettings(kept_rho=(0.9,))
     with pytest.raises(InvalidValueError, match="the same length, at least 1, not 0, 0, 0"):
         DistractionSettings(kept_rho=(), kept_margin=(), kept_contrast=())
-    wrong = {"kept_rho": (1.0,), "kept_margin": (-1,), "kept_contrast": (256.0,), "replaced": 1.1, "color_jitter": -0.1}
+    wrong = {"kept_rho": (1.0,), "kept_margin": (-1,), "kept_contrast": (1.1,), "replaced": 1.1, "color_jitter": -0.1}
     for name, value in wrong.items():
         with pytest.raises(InvalidValueError, match=f"{name} must be"):
             RestoredSettings(**{name: value})
@@ -201,7 +201,7 @@ def test_the_loss_counts_kept_pixels_more() -> None:
         chosen = agent.act(batch.obs)
     metrics = agent.update(batch)
     assert float(metrics["mask/kept"]) == pytest.approx(float(mask.float().mean()))
-    expected = errors.mean() + 3 * (errors * mask).mean()
+    expected = errors.mean() + 3 * errors[mask].mean()
     assert float(metrics["loss/restoration"]) == pytest.approx(float(expected), rel=1e-4)
     assert float(metrics["loss/action"]) == pytest.approx(0.5 * float(chosen.square().mean()), rel=1e-4)
 
@@ -221,7 +221,7 @@ def test_it_learns_to_undo_distractions() -> None:
     """A bright square on grey ground, over noise."""
     sizes = {"restorer_filters": (16, 16, 16), "views": 2}
     agent = small(
-        "sgqn_restored", learning_rate=5e-3, learning_rate_decay=10_000, kept_weight=4.0, action_weight=0.0, **sizes
+        "sgqn_restored", learning_rate=5e-3, learning_rate_decay=10_000, kept_weight=1.0, action_weight=0.0, **sizes
     )
     obs = torch.full((6, 9, SIZE, SIZE), 90, dtype=torch.uint8)
     for k in range(6):

@@ -231,10 +231,13 @@ def test_contrasting_pixels_are_those_of_another_colour_than_the_surroundings():
     body[:, :3, 8:12, 6:10] = True
     body[:, 3:, 9:13, 7:11] = True
     obs[body] = 150
+    bright = torch.zeros_like(body)
+    bright[:, :3, 8:10, 6:8] = bright[:, 3:, 9:11, 7:9] = True
+    obs[bright] = 210
     mask = torch.zeros(3, 1, 24, 24, dtype=torch.bool)
     mask[:, :, 5:16, 4:14] = True
-    found = contrasting(obs, mask, torch.tensor([0.0, 50.0, 70.0]))
+    found = contrasting(obs, mask, torch.tensor([0.0, 0.4, 0.6]))
     assert torch.equal(found[0], mask[0].expand(6, 24, 24))  # every pixel inside
     assert torch.equal(found[1], body[1])
-    assert not found[2].any()
+    assert torch.equal(found[2], bright[2])
     assert not contrasting(obs, torch.zeros_like(mask), torch.zeros(3)).any()

@@ -191,7 +191,7 @@ def _score(found: RunEvaluation | None) -> str:
 def training(runs: list[Run]) -> str:
     """Returns while training."""
     rows = [["run", *(f"{mark // 1000}k" for mark in MARKS), "minutes"]]
-    rows += ([_name(run), *_returns(run, MARKS), f"{run.seconds / 60:.1f}"] for run in runs)
+    rows += ([_name(run), *_returns(run, MARKS), f"{run.seconds / 60:.1f}"] for run in runs if run.curve.steps)
     return _grid(rows)
 
 

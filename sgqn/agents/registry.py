@@ -35,7 +35,8 @@ class AgentEntry:
     steps: int | None = None
     """Default number of training steps; None: that of the task."""
     copies: bool = False
-    """It starts from a trained agent, whose policy also acts in the first steps, in place of random actions."""
+    """It starts from a trained agent, which acts while this one learns: returns while training are not its own, and no
+    random steps come first."""
 
     def takes(self, discrete: bool) -> bool:
         """Whether it supports discrete, or else continuous actions."""

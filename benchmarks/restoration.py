@@ -1,6 +1,6 @@
 """Pilots of sgqn_restored: train it with one setting changed, evaluate it on episodes kept for this purpose.
 
-    python benchmarks/restoration.py --out docs/restored                      # every variant: two hours on two cores
+    python benchmarks/restoration.py --out docs/restored                      # every variant: hours on a CPU
     python benchmarks/restoration.py trained default --task walker-walk       # some of them
     python benchmarks/restoration.py --tiny                                   # check that the script works, in a minute
 

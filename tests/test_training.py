@@ -182,7 +182,9 @@ def test_a_seed_repeats_bit_for_bit(tmp_path: Path) -> None:
     [
         ["sgqn"],
         pytest.param(["svea_soda"], marks=pytest.mark.slow),
-        pytest.param(["sgdrqv2", "--attribution", "smoothgrad:samples=2"], marks=pytest.mark.slow),
+        pytest.param(
+            ["sgdrqv2", "--update-every", "1", "--attribution", "smoothgrad:samples=2"], marks=pytest.mark.slow
+        ),
     ],
     ids=lambda options: options[0],
 )

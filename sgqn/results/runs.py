@@ -278,7 +278,7 @@ def _read(folder: Path, warnings: list[str]) -> Run:
     config, machine, versions = _config(folder)
     metrics = _parsed(folder / run_folder.METRICS, _metric, warnings)
     ended = [line for line in metrics if math.isfinite(line.mean_return)]
-    if config.agent in AGENTS and AGENTS[config.agent].copies:
+    if AGENTS[config.agent].copies:
         ended = []  # the episodes while training are the trained agent's
     curve = Curve(
         steps=tuple(line.step for line in ended),

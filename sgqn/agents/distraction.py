@@ -85,8 +85,8 @@ class Distraction:
         replaced, recolors = settings.replaced, settings.replaced + settings.recolored
         changed = recolors + settings.overlaid  # the rest is not
         is_recolored, is_overlaid = (kind >= replaced) & (kind < recolors), (kind >= recolors) & (kind < changed)
-        body = recolored(obs, random_colors(settings.color_jitter * inside * (choice < 0.6), generator))
-        scene = recolored(obs, random_colors(outside * is_recolored, generator))
+        body = recolored(obs, random_colors(settings.color_jitter * inside * (choice < 0.6), generator)).float()
+        scene = recolored(obs, random_colors(outside * is_recolored, generator)).float()
         opacity = torch.where(choice < 0.2, 0.5 + 0.5 * amount, 1.0)
         opacity = torch.where(is_overlaid, 0.1 + 0.5 * amount, opacity) * ~is_recolored
         opacity, is_overlaid, is_same = (row[:, None, None, None] for row in (opacity, is_overlaid, kind >= changed))

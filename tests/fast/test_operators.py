@@ -541,7 +541,7 @@ def test_wanted_tells_what_the_engine_asks_for():
 # ---- all together
 
 
-@pytest.mark.parametrize("name", ["sgqn", "sgac"])
+@pytest.mark.parametrize("name", ["sgqn", "sgac", "sgqn_restored"])
 def test_an_update_by_kernels_is_an_update(name: str, paper_agent):
     """One update at the paper's sizes: the same losses as by the plain path."""
     batch, make = paper_agent

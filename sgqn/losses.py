@@ -129,3 +129,27 @@ def restoration_loss(restored: Tensor, obs: Tensor, kept: Tensor, kept_weight: f
     _same_shape(restored=restored, obs=obs, kept=kept)
     error = (restored - obs).abs()
     return (error.mean() + kept_weight * (error * kept).sum() / kept.sum().clamp(min=1)) / 255
+
+
+def gate_loss(logits: Tensor, kept: Tensor, replaced: Tensor) -> Tensor:
+    r"""L_G = E[-log g | M] + E[-log(1 - g) | replaced], g being the probability that a pixel of s' shows s.
+
+    All are (B, frames, H, W). Pixels that are neither kept nor replaced do not count, nor does how many the others are.
+    """
+    _same_shape(logits=logits, kept=kept, replaced=replaced)
+    logits = logits.float()
+    terms = ((F.softplus(-logits), kept), (F.softplus(logits), replaced))
+    return torch.stack([(loss * mask).sum() / mask.sum().clamp(min=1) for loss, mask in terms]).sum()
+
+
+def perception_loss(restored: Tensor, original: Tensor) -> Tensor:
+    r"""L_F = E[||f(r(s')) - f(s)||^2] / Var[f(s)] of features or embeddings f, averaged over their elements.
+
+    Relative to the variance over the batch, because the features of a trained agent may have any scale. No gradient
+    flows into f(s).
+    """
+    _same_shape(restored=restored, original=original)
+    original = original.detach().float()
+    scale = original.abs().amax().clamp(min=1e-12)  # the square of features may exceed float32
+    restored, original = restored.float() / scale, original / scale
+    return F.mse_loss(restored, original) / original.var(dim=0, correction=0).mean().clamp(min=1e-8)

@@ -396,6 +396,10 @@ class Restorer(nn.Module):
             self.colors.weight.zero_()
 
     def forward(self, obs: Tensor) -> Tensor:
+        return self.gated(obs)[0]
+
+    def gated(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """The restored observations, and the logits of g, (B, frames, H, W)."""
         images = obs.to(self.output.weight.dtype, memory_format=fast_format(obs)) / 255
         half = _relus(F.pixel_unshuffle(images, 2), self.halves)
         quarter = _relus(half, self.quarters)
@@ -404,8 +408,10 @@ class Restorer(nn.Module):
         x = _relus(_joined(x, quarter), self.upper_quarters)
         x = _relus(_joined(x, half), self.upper_halves)
         found = F.pixel_shuffle(self.output(x), 2).to(images.dtype)
-        gate = torch.sigmoid(found[:, : self.frames] + 1).repeat_interleave(3, dim=1)  # at first, most of s
-        return 255 * torch.lerp(torch.sigmoid(found[:, self.frames :]), self._recolored(images, colors), gate)
+        logits = found[:, : self.frames] + 1  # at first, most of s
+        gate = torch.sigmoid(logits).repeat_interleave(3, dim=1)
+        restored = 255 * torch.lerp(torch.sigmoid(found[:, self.frames :]), self._recolored(images, colors), gate)
+        return restored, logits
 
     def _recolored(self, images: Tensor, change: Tensor) -> Tensor:
         """Every pixel's colours (r, g, b, 1) multiplied by the identity plus a change (B, 12)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sgqn.agents.base import Adam, Agent, Metrics, Phase, Spec, adam, copy_weights, minimize
 from sgqn.agents.distraction import Distraction, DistractionSettings
@@ -19,9 +19,12 @@ from sgqn.attribution import METHODS
 from sgqn.attribution.mask import share as share_of
 from sgqn.augmentations import Augmentation
 from sgqn.errors import InvalidValueError
-from sgqn.losses import restoration_loss
+from sgqn.losses import gate_loss, perception_loss, restoration_loss
 from sgqn.networks import AttributionDecoder, Restorer
 from sgqn.replay import Batch
+
+VISIBLE = 8
+"""Change of a colour, of 255, from which a pixel counts as replaced."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,15 @@ class RestoredSettings(DistractionSettings, NetworkSettings):
     """Filters of the restorer at a half, a quarter and an eighth of the image size."""
     kept_weight: float = weight(1.0)
     """Weight of the mean error of the kept pixels in the loss, next to that of all pixels."""
+    gate_weight: float = weight(0.05)
+    """Weight of the cross-entropy between the restorer's gate and the kept pixels."""
+    feature_weight: float = weight(0.2)
+    """Weight of the relative error of the agent's feature maps for restored observations."""
+    embedding_weight: float = weight(0.02)
+    """Weight of the relative errors of the embeddings of critic and actor. Like `action_weight`, it rises from zero in
+    the first half of the updates, because the restorer finds bodies faster without."""
     action_weight: float = weight(0.05)
-    """Weight of the difference between the agent's actions for restored observations and for those of the scene. It
-    rises from zero in the first half of the updates, because the restorer finds bodies faster without."""
+    """Weight of the squared error of the actions."""
     random_actions: float = share(0.5)
     """Largest share of random actions while states are collected; the shares of the environments rise from 0 to it."""
     learning_rate: float = positive(1e-3)
@@ -96,20 +105,37 @@ class Restored(SaliencyWrapper):
     def learn(self, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa: B008
         del phase
         settings, learner = self.settings, self.learner
-        action, mask = self.lesson(batch.obs, settings.views)
-        obs = batch.obs.repeat(settings.views, 1, 1, 1)
-        restored = self.restorer(self.distraction(obs, mask, self.generator))
+        features, mask = self.lesson(batch.obs, settings.views)
+        obs, features = (x.repeat(settings.views, 1, 1, 1) for x in (batch.obs, features))
+        distracted = self.distraction(obs, mask, self.generator)
+        restored, gate = self.restorer.gated(distracted)
         losses = {"restoration": restoration_loss(restored, obs, mask, settings.kept_weight)}
-        if settings.action_weight:
-            chosen = learner.mean_action(learner.encode(restored))
-            optimizer = self.optimizers["restorer"]
-            assert isinstance(optimizer, Adam)
-            rise = (2 * optimizer.progress()).clamp(max=1)
-            losses["action"] = settings.action_weight * rise * F.mse_loss(chosen, action.repeat(settings.views, 1))
+        if settings.gate_weight:
+            kept = mask[:, ::3]
+            replaced = (distracted - obs).abs().unflatten(1, (-1, 3)).amax(dim=2).gt(VISIBLE) & ~kept
+            losses["gate"] = settings.gate_weight * gate_loss(gate, kept, replaced)
+        if settings.feature_weight or settings.embedding_weight or settings.action_weight:
+            seen, rise = learner.encode(restored), self._rise()
+            losses["features"] = settings.feature_weight * perception_loss(seen, features)
+            errors = [perception_loss(embed(seen), embed(features)) for embed in self._projections()]
+            losses["embeddings"] = settings.embedding_weight * rise * torch.stack(errors).sum()
+            error = F.mse_loss(learner.mean_action(seen), learner.mean_action(features).detach())
+            losses["action"] = settings.action_weight * rise * error
         return minimize(self.optimizers["restorer"], losses) | {"mask/kept": share_of(mask)}
 
+    def _rise(self) -> Tensor:
+        """From 0 to 1 in the first half of the updates."""
+        optimizer = self.optimizers["restorer"]
+        assert isinstance(optimizer, Adam)
+        return (2 * optimizer.progress()).clamp(max=1)
+
+    def _projections(self) -> tuple[nn.Module, nn.Module]:
+        """From features to the embeddings of critic and actor."""
+        assert isinstance(self.learner, SAC)
+        return self.learner.projection, self.learner.actor.projection
+
     def lesson(self, obs: Tensor, views: int = 1) -> tuple[Tensor, Tensor]:
-        """The agent's actions, and `views` masks of each observation: the pixels that decide the value of this action,
+        """The agent's features, and `views` masks of each observation: the pixels that decide the value of its action,
         (views * B, C, H, W)."""
         saliency = self.saliency
         with torch.enable_grad():
@@ -118,7 +144,7 @@ class Restored(SaliencyWrapper):
                 action = self.learner.mean_action(features)
             batch = Batch(obs, action, *3 * [torch.empty(0)])
             attribution = saliency.attribution(saliency.values(features, action), leaf, batch, features)
-        return action, self.distraction.masks(obs, attribution, self.generator, views)
+        return features.detach(), self.distraction.masks(obs, attribution, self.generator, views)
 
     def policy(self, obs: Tensor, deterministic: bool) -> Tensor:
         """The agent's deterministic actions for the restored observations. While states are collected, those of the

@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from sgqn.agents import restored
 from sgqn.agents.base import adam
 from sgqn.agents.distraction import Distraction, DistractionSettings
 from sgqn.agents.restored import RestoredSettings
 from sgqn.attribution import gradient, guided_backprop, quantile_mask
 from sgqn.errors import InvalidValueError
-from tests.agents.small import ACTIONS, SIZE, batch_for, changed, small, snapshot
+from sgqn.losses import gate_loss, perception_loss
+from tests.agents.small import SIZE, batch_for, changed, small, snapshot
 
 NOTHING = {"replaced": 0.0, "recolored": 0.0, "overlaid": 0.0, "sided": 0.0, "color_jitter": 0.0}
 
@@ -187,23 +190,86 @@ def test_only_the_restorer_learns() -> None:
     assert {name.split(".")[0] for name in changed(agent, before)} == {"restorer"}
 
 
-def test_the_loss_counts_kept_pixels_more() -> None:
-    """Without distraction, computed from the restorer's output."""
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """The squared error, relative to the variance over the batch, averaged over the elements."""
+    return float((found - expected).square().mean() / expected.var(dim=0, correction=0).mean())
+
+
+def test_the_losses_are_those_of_pixels_features_embeddings_and_actions() -> None:
+    """Without distraction, computed from the restorer's output; kept pixels count more."""
     rate = {"learning_rate_warmup": 0, "learning_rate_decay": 1}
-    agent = small("sgqn_restored", **NOTHING, **rate, views=1, kept_weight=3.0, action_weight=0.5)
-    batch = batch_for(agent)
-    mask = torch.rand(batch.obs.shape, generator=generator(2)) < 0.3
-    action = torch.zeros(len(mask), ACTIONS)
-    agent.lesson = lambda obs, views: (action, mask)
-    assert agent.update(batch)["loss/action"] == 0  # its weight rises later
+    weights = {
+        "kept_weight": 3.0,
+        "gate_weight": 0.1,
+        "feature_weight": 0.2,
+        "embedding_weight": 0.3,
+        "action_weight": 0.5,
+    }
+    agent = small("sgqn_restored", **NOTHING, **rate, **weights, views=1)
+    learner, batch = agent.learner, batch_for(agent)
+    with torch.no_grad():
+        mask = (torch.rand(len(batch.obs), 3, SIZE, SIZE, generator=generator(2)) < 0.3).repeat_interleave(3, dim=1)
+        features = learner.encode(batch.next_obs)
+    agent.lesson = lambda obs, views: (features, mask)
+    first = agent.update(batch)
+    assert first["loss/action"] == first["loss/embeddings"] == 0  # their weights rise later
     with torch.no_grad():
         errors = (agent.restorer(batch.obs) - batch.obs).abs() / 255
-        chosen = agent.act(batch.obs)
+        opened = agent.restorer.gated(batch.obs)[1].sigmoid()[mask[:, ::3]]
+        seen, action = learner.encode(agent.restorer(batch.obs)), agent.act(batch.obs)
+        embeddings = [
+            relative_error(projection(seen), projection(features))
+            for projection in (learner.critic.projection, learner.actor.projection)
+        ]
     metrics = agent.update(batch)
+    expected = {
+        "restoration": float(errors.mean() + 3 * errors[mask].mean()),
+        "gate": -0.1 * float(opened.log().mean()),  # nothing is replaced
+        "features": 0.2 * relative_error(seen, features),
+        "embeddings": 0.3 * sum(embeddings),
+        "action": 0.5 * float((action - learner.mean_action(features)).detach().square().mean()),
+    }
+    found = {name.removeprefix("loss/"): float(value) for name, value in metrics.items() if name.startswith("loss/")}
+    assert found == pytest.approx(expected, rel=1e-4)
     assert float(metrics["mask/kept"]) == pytest.approx(float(mask.float().mean()))
-    expected = errors.mean() + 3 * errors[mask].mean()
-    assert float(metrics["loss/restoration"]) == pytest.approx(float(expected), rel=1e-4)
-    assert float(metrics["loss/action"]) == pytest.approx(0.5 * float(chosen.square().mean()), rel=1e-4)
+
+
+def test_the_gate_learns_which_pixels_are_kept_however_few_they_are() -> None:
+    """By binary cross-entropy; pixels that are neither kept nor replaced do not count."""
+    logits = torch.randn(2, 3, SIZE, SIZE, generator=generator(5))
+    kept = torch.rand(logits.shape, generator=generator(6)) < 0.1
+    replaced = ~kept & (torch.rand(logits.shape, generator=generator(7)) < 0.5)
+    expected = 0.0
+    for pixels, target in ((kept, 1.0), (replaced, 0.0)):
+        expected += float(F.binary_cross_entropy_with_logits(logits[pixels], torch.full((int(pixels.sum()),), target)))
+    assert float(gate_loss(logits, kept, replaced)) == pytest.approx(expected, rel=1e-5)
+    assert gate_loss(logits, torch.zeros_like(kept), torch.zeros_like(kept)) == 0
+
+
+def test_replaced_pixels_are_those_that_visibly_change() -> None:
+    """White pixels outside the mask, unless they were nearly white before."""
+    seen: dict[str, Tensor] = {}
+    agent = small("sgqn_restored", **{**NOTHING, "replaced": 1.0}, views=1)
+    obs = torch.full((4, 9, SIZE, SIZE), 90, dtype=torch.uint8)
+    obs[:, :, :, : SIZE // 2] = 250
+    mask = half_kept(4).expand_as(obs)
+    agent.lesson = lambda _, views: (agent.learner.encode(obs).detach(), mask)
+    agent.distraction = lambda obs, mask, generator: torch.where(mask, obs.float(), 255.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restored, "gate_loss", lambda gate, kept, replaced: seen.update(r=replaced, k=kept) or gate.sum())
+        agent.update(batch_for(agent)._replace(obs=obs))
+    assert torch.equal(seen["k"], mask[:, ::3])
+    assert torch.equal(seen["r"], ~mask[:, ::3] & (obs[:, ::3] == 90))
+
+
+def test_features_of_any_scale_are_compared() -> None:
+    """Those of a trained encoder may have squares beyond float32."""
+    found, expected = torch.randn(2, 8, 5, generator=generator(4))
+    reference = relative_error(found.double(), expected.double())
+    for scale in (1.0, 1e-15, 1e30):
+        assert float(perception_loss(scale * found, scale * expected)) == pytest.approx(reference, rel=1e-4)
+    constant = torch.ones(4, 5)
+    assert torch.isfinite(perception_loss(found[:4], constant))
 
 
 def test_kept_pixels_are_those_of_the_agents_attribution() -> None:
@@ -212,22 +278,28 @@ def test_kept_pixels_are_those_of_the_agents_attribution() -> None:
     obs = batch_for(agent).obs
     attribution = guided_backprop(agent.learner.value, obs, agent.learner.act(obs))
     expected = quantile_mask(attribution, 0.9).any(dim=1, keepdim=True).expand_as(obs)
-    action, kept = agent.lesson(obs, 2)
-    assert torch.equal(action, agent.learner.act(obs))
+    features, kept = agent.lesson(obs, 2)
+    assert torch.equal(features, agent.learner.encode(obs))
     assert (kept == expected.repeat(2, 1, 1, 1)).float().mean() > 0.999
 
 
 def test_it_learns_to_undo_distractions() -> None:
     """A bright square on grey ground, over noise."""
     sizes = {"restorer_filters": (16, 16, 16), "views": 2}
-    agent = small(
-        "sgqn_restored", learning_rate=5e-3, learning_rate_decay=10_000, kept_weight=1.0, action_weight=0.0, **sizes
-    )
+    pixels = {
+        "kept_weight": 1.0,
+        "gate_weight": 0.0,
+        "feature_weight": 0.0,
+        "embedding_weight": 0.0,
+        "action_weight": 0.0,
+    }
+    agent = small("sgqn_restored", learning_rate=5e-3, learning_rate_decay=10_000, **pixels, **sizes)
     obs = torch.full((6, 9, SIZE, SIZE), 90, dtype=torch.uint8)
     for k in range(6):
         obs[k, :, 4 * k : 4 * k + 10, 5 * k : 5 * k + 10] = 200
     mask = obs == 200
-    agent.lesson = lambda _, views: (torch.zeros(6, ACTIONS), mask.repeat(views, 1, 1, 1))
+    features = torch.zeros(6, *agent.learner.encoder.out_shape)
+    agent.lesson = lambda _, views: (features, mask.repeat(views, 1, 1, 1))
     batch = batch_for(agent)._replace(obs=obs)
     losses = [float(agent.update(batch)["loss/restoration"]) for _ in range(150)]
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])

@@ -295,12 +295,13 @@ def settings_for(agent: str, task: str, **values: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that a result depends on."""
+    """Versions of the installed packages that a result depends on."""
     packages = dict.fromkeys(["sgqn", "torch", "numpy", *(name for family in families() for name in family.packages)])
     found = {"python": platform.python_version()}
     for package in (*packages, "gymnasium"):
         try:
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # sgqn, where it runs from a clone
-            found[package] = sgqn.__version__ if package == "sgqn" else "unknown"
+        except importlib.metadata.PackageNotFoundError:
+            if package == "sgqn":  # it runs from a clone
+                found[package] = sgqn.__version__
     return found

@@ -64,6 +64,8 @@ class Options:
     """Compare every so many steps of an episode."""
     steps: int | None = None
     """Steps of an episode; all by default."""
+    seed: int = 0
+    """Seed of the episodes."""
     renderer: str = "warp"
     out: Path | None = None
     """Write drift.csv and drift.png to this folder."""
@@ -79,7 +81,7 @@ def main(options: Options) -> None:
     rows: list[dict[str, Any]] = []
     for path in paths:
         subject = Subject.load(path)
-        returns = {shift: kept_returns(subject, shift) for shift in options.shifts}
+        returns = {shift: [] if options.seed else kept_returns(subject, shift) for shift in options.shifts}
         for episode in track(range(options.episodes), f"{subject.config.task}"):
             for shift, found in measure(subject, episode, options).items():
                 about = {"task": subject.config.task, "shift": shift, "episode": episode}
@@ -135,7 +137,7 @@ def play(
         return made[-1]
 
     try:
-        for number, step in enumerate(roll(env, act, seed=0, episode=episode)):
+        for number, step in enumerate(roll(env, act, seed=options.seed, episode=episode)):
             if step.over or number == options.steps:
                 break
             if number % options.every == 0:

@@ -2,10 +2,12 @@
 
     python benchmarks/restoration.py --out docs/restored                      # every variant: hours on a CPU
     python benchmarks/restoration.py trained default --task walker-walk       # some of them
+    python benchmarks/restoration.py default "no gate" --steps 2500 --drift   # short runs, and the drift of actions
     python benchmarks/restoration.py --tiny                                   # check that the script works, in a minute
 
 Episodes of `sgqn evaluate` have seed 0 and, with 30 episodes, the benchmark's clips 1 to 30. Here the seed is 1, and
 `video_hard` has clips 40 to 79 only. Prints the returns; with `--out`, also appends them to pilots.csv in this folder.
+With `--drift`, it measures the drift of actions (benchmarks/drift.py) in these episodes instead, which needs fewer.
 Runs are kept in RUNS/<variant>, and continue there if the script is started again.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import drift
 import torch
 import tyro
 from rich.console import Console
@@ -29,6 +33,7 @@ from rich.progress import Progress
 
 import sgqn
 from sgqn import data, loading, training
+from sgqn.inspect import Subject
 
 AGENT = "sgqn_restored"
 TRAINED = "trained"
@@ -50,12 +55,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "still images": {"augmentation": "overlay:alpha=1"},
     "whole images": {"sided": 0.0},
     "even weights": {"kept_weight": 0.0},
+    "no gate": {"gate_weight": 0.0},
+    "no features": {"feature_weight": 0.0, "embedding_weight": 0.0},
+    "no embeddings": {"embedding_weight": 0.0},
     "no actions": {"action_weight": 0.0},
+    "pixels only": {"gate_weight": 0.0, "feature_weight": 0.0, "embedding_weight": 0.0, "action_weight": 0.0},
     "trained states": {"random_actions": 0.0},
 }
 """By name, what differs from the defaults."""
 FIRST_CLIP = 40
-COLUMNS = ("task", "variant", "options", "steps", "minutes", "shift", "backgrounds", "renderer", "mean", "returns")
+COLUMNS = (
+    *("task", "variant", "options", "steps", "minutes", "shift", "backgrounds", "renderer", "mean", "returns"),
+    "drift",
+)
 
 
 @dataclass
@@ -70,6 +82,10 @@ class Options:
     seed: int = 1
     """Seed of the episodes."""
     renderer: str = "warp"
+    steps: int | None = None
+    """Updates; those of the agent by default. The learning rate falls to zero at the last."""
+    drift: bool = False
+    """Measure the drift of actions instead of returns, on every tenth step of the episodes."""
     precision: str = "bf16"
     """Precision of the updates."""
     threads: int | None = None
@@ -88,7 +104,7 @@ def main(options: Options) -> None:
         torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         if options.tiny:
-            options.variants, options.episodes, options.shifts = [TRAINED, "no attribution"], 1, ("train",)
+            options.variants, options.episodes, options.shifts = [TRAINED, "no attribution"], 1, ("train", "color_easy")
             options.runs, options.precision = Path(folder) / "runs", "fp32"
         for variant in options.variants:
             if variant not in VARIANTS:
@@ -100,7 +116,8 @@ def main(options: Options) -> None:
                 job = bar.add_task(f"{options.task}, {variant}")
                 for row in evaluated(path, variant, options, Path(folder), partial(bar.advance, job)):
                     row["minutes"] = f"{minutes:.1f}" if variant != TRAINED else ""
-                    console.print(f"{row['task']}, {variant}, {row['shift']}: {float(row['mean']):.0f}")
+                    found = f"drift {row['drift']}" if options.drift else f"{float(row['mean']):.0f}"
+                    console.print(f"{row['task']}, {variant}, {row['shift']}: {found}")
                     if options.out is not None:
                         append(options.out / "pilots.csv", row)
 
@@ -116,6 +133,8 @@ def trained(variant: str, options: Options) -> str:
         small["steps"] = 200
     if variant == TRAINED:
         return trained_agent
+    if options.steps is not None:
+        small |= {"steps": options.steps, "learning_rate_decay": options.steps}
     config = sgqn.configure(
         task=options.task,
         agent=AGENT,
@@ -126,29 +145,49 @@ def trained(variant: str, options: Options) -> str:
         save_replay=False,
         **{**VARIANTS[variant], **small},
     )
-    return str(training.advance(config, options.runs / variant.replace(" ", "-"), progress=False))
+    length = "" if options.steps is None else f"-{options.steps}"
+    return str(training.advance(config, options.runs / (variant.replace(" ", "-") + length), progress=False))
 
 
 def evaluated(
     path: str, variant: str, options: Options, folder: Path, advance: Callable[[], None]
 ) -> Iterator[dict[str, Any]]:
     """A row for each shift."""
-    found = loading.load(path)
+    about = {
+        "task": options.task,
+        "variant": variant,
+        "options": " ".join(f"{name}={value}" for name, value in VARIANTS[variant].items()),
+    }
     with patch.dict(os.environ, SGQN_DATA=str(held_out(folder))):
-        for shift in options.shifts:
-            result = sgqn.evaluate(found.agent, options.task, shift, options.episodes, options.seed, options.renderer)
+        for found in (drifts if options.drift else returns)(path, options):
             advance()
-            yield {
-                "task": options.task,
-                "variant": variant,
-                "options": " ".join(f"{name}={value}" for name, value in VARIANTS[variant].items()),
-                "steps": found.step,
-                "shift": shift,
-                "backgrounds": result.backgrounds,
-                "renderer": result.renderer,
-                "mean": f"{result.mean:.1f}",
-                "returns": " ".join(f"{one:.1f}" for one in result.returns),
-            }
+            yield about | found
+
+
+def returns(path: str, options: Options) -> Iterator[dict[str, Any]]:
+    """The returns of every shift."""
+    found = loading.load(path)
+    for shift in options.shifts:
+        result = sgqn.evaluate(found.agent, options.task, shift, options.episodes, options.seed, options.renderer)
+        yield {
+            "steps": found.step,
+            "shift": shift,
+            "backgrounds": result.backgrounds,
+            "renderer": result.renderer,
+            "mean": f"{result.mean:.1f}",
+            "returns": " ".join(f"{one:.1f}" for one in result.returns),
+        }
+
+
+def drifts(path: str, options: Options) -> Iterator[dict[str, Any]]:
+    """The drift of the action in every shift but the training scene, averaged over episodes."""
+    subject = Subject.load(path)
+    shifts = [shift for shift in options.shifts if shift != "train"]
+    how = drift.Options(shifts=shifts, every=10, renderer=options.renderer, seed=options.seed)
+    found = [drift.measure(subject, episode, how) for episode in range(options.episodes)]
+    for shift in shifts:
+        mean = statistics.fmean(one[shift]["action"] for one in found)
+        yield {"steps": subject.step, "shift": shift, "renderer": options.renderer, "drift": f"{mean:.3f}"}
 
 
 def held_out(folder: Path) -> Path:

@@ -167,7 +167,7 @@ def renderers(runs: list[Run]) -> str:
     shifts = [shift for shift in all_shifts() if any(found.shift == shift for run in runs for found in run.evaluations)]
     rows = [["run", "renderer", *shifts]]
     for run in runs:
-        last = max(found.step or 0 for found in run.evaluations)
+        last = max((found.step or 0 for found in run.evaluations), default=0)
         for renderer in sorted({found.renderer for found in run.evaluations if found.step == last}):
             cells = [_score(_counted(run, shift, last, renderer)) for shift in shifts]
             rows.append([_name(run), f"`{renderer}`", *cells])

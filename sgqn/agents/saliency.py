@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sgqn.agents.learner import Learner, Wrapper
 from sgqn.attribution import find_method, switchable_relu
-from sgqn.attribution.mask import Mask, quantile_mask, soft_mask
+from sgqn.attribution.mask import Mask, contrast_mask, quantile_mask, soft_mask
 from sgqn.networks import AttributionDecoder
 from sgqn.registry import accepted
 from sgqn.replay import Batch
@@ -23,14 +23,14 @@ class Saliency:
 
     def __init__(self, learner: Learner, method: str, rho: float, target: str = "q1", mask: str = "quantile"):
         self.learner, self.method, self.rho = learner, find_method(method), rho
-        self.explained, self.is_soft = target, mask == "soft"
+        self.explained, self.kind = target, mask
         self.own_mask: Mask | None = None
         """Replaces the quantile mask, if given."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """M_rho(Q, s, a), from a new forward pass."""
         leaf, features = self.trace(batch.obs, trains=False)
-        return self.mask(self.attribution(self.values(features, batch.action), leaf, batch, features))
+        return self.kept(batch.obs, self.attribution(self.values(features, batch.action), leaf, batch, features))
 
     def trace(self, obs: Tensor, trains: bool = True) -> tuple[Tensor, Tensor]:
         """A leaf that represents the observations, and features whose ReLUs can be guided in a backward pass.
@@ -67,10 +67,18 @@ class Saliency:
     def target(self, values: Values) -> Tensor:
         return self.learner.explained(values, self.explained)
 
+    def kept(self, obs: Tensor, attribution: Tensor) -> Tensor:
+        """The mask of the losses: the pixels of s that the value may depend on."""
+        if self.kind == "contrast" and self.own_mask is None:
+            return contrast_mask(obs, attribution, self.rho)
+        return self.mask(attribution)
+
     def mask(self, attribution: Tensor, rho: float | None = None) -> Tensor:
+        """The mask that is shown and measured; it depends on the attribution alone."""
         if self.own_mask is not None:
             return self.own_mask(attribution)
-        return soft_mask(attribution) if self.is_soft else quantile_mask(attribution, self.rho if rho is None else rho)
+        is_soft = self.kind == "soft"
+        return soft_mask(attribution) if is_soft else quantile_mask(attribution, self.rho if rho is None else rho)
 
 
 class SaliencyWrapper(Wrapper):

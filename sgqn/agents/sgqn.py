@@ -33,8 +33,8 @@ class SaliencySettings(Settings):
     """Attribution method, optionally with arguments (smoothgrad:samples=4)."""
     attribution_target: Literal["q1", "mean"] = "q1"
     """Attributed value: the first critic (authors' code), or the mean of both."""
-    mask: Literal["quantile", "soft"] = "quantile"
-    """Binary mask, or the normalised attribution (an alternative in the paper)."""
+    mask: Literal["quantile", "soft", "contrast"] = "quantile"
+    """Binary mask, the normalised attribution (an alternative in the paper), or what stands out near the mask."""
     mask_fill: Literal["random", "zero", "augmented"] = "random"
     """Value of masked pixels: one random value per batch (authors' code), zero (paper's text), or augmented pixels."""
     consistency_weight: float = weight(0.5)
@@ -108,7 +108,7 @@ class SGQN(SaliencyWrapper):
             return learner.critic_step(learner.critic_losses(batch, learner.values(learner.encode(obs), action))), None
         leaf, features = saliency.trace(obs)
         values = saliency.values(features, action)
-        mask = saliency.mask(saliency.attribution(values, leaf, batch, features))
+        mask = saliency.kept(obs, saliency.attribution(values, leaf, batch, features))
         masked = self.masking(obs)(mask)
         losses = learner.critic_losses(batch, values)
         masked_features = learner.encode(masked)

@@ -10,7 +10,7 @@ from typing import Any
 from sgqn.attribution.base import Attribution, QFunction, differentiable, gradient_of
 from sgqn.attribution.common import OnStep, captum
 from sgqn.attribution.guided_backprop import guided, guided_gradient_of, is_guided, relu_rule, switchable_relu
-from sgqn.attribution.mask import Mask, fill, quantile_mask, share, sign_agreement, soft_mask
+from sgqn.attribution.mask import Mask, contrast_mask, fill, quantile_mask, share, sign_agreement, soft_mask
 from sgqn.attribution.registry import METHODS, Method, available, check, find_method, get, register_attribution
 from sgqn.registry import import_submodules
 
@@ -24,6 +24,7 @@ __all__ = [
     "available",
     "captum",
     "check",
+    "contrast_mask",
     "differentiable",
     "fill",
     "find_method",

@@ -58,6 +58,19 @@ def soft_mask(attribution: Tensor, temperature: float = 1.0, frames: int | None 
     return _over_colours(share ** (1 / temperature), attribution)
 
 
+def contrast_mask(
+    obs: Tensor, attribution: Tensor, rho: float = 0.95, margin: int = 4, contrast: float = 0.5
+) -> Tensor:
+    """The pixels of M_rho, and up to `margin` pixels next to them, that stand out from the scene: boolean, like obs.
+
+    Attributions are blurred, so M_rho has background next to a body, and not all of the body. Here, pixels are kept in
+    all frames or none, if their colour does not continue from the pixels around (`contrasting`).
+    """
+    kind = torch.zeros((1, len(obs)), dtype=torch.long, device=obs.device)
+    near = varied_masks(attribution, (rho,), (margin,), kind)
+    return contrasting(obs, near, torch.full((len(obs),), contrast, device=obs.device))
+
+
 def varied_masks(attribution: Tensor, rhos: Sequence[float], margins: Sequence[int], kind: Tensor) -> Tensor:
     """Masks with different quantiles and margins: that of kind i has the quantile rhos[i] and is grown by margins[i]
     pixels. `kind` (copies, B) has one for each mask; boolean, (copies * B, 1, H, W). A pixel that one frame keeps is

@@ -46,7 +46,7 @@ def learn(agent: SGQN, batch: Batch, phase: Phase = Phase()) -> Metrics:  # noqa
             leaf, features = agent.saliency.trace(batch.obs, trains)
             seen = None if trains else mark(device)  # the actor need not wait for the mask
             values = agent.saliency.values(features, batch.action)
-            predicted = agent.saliency.mask(agent.saliency.attribution(values, leaf, batch, features))
+            predicted = agent.saliency.kept(batch.obs, agent.saliency.attribution(values, leaf, batch, features))
         elif phase.actor:
             features = agent.learner.actor_features(batch.obs)
         with aside(device, since=seen) as join_actor:
@@ -75,7 +75,7 @@ def critic_step(agent: SGQN, batch: Batch) -> tuple[Metrics, Tensor | None]:
         masking = agent.masking(batch.obs)
     with aside(leaf.device) as join_losses:  # nothing but the values' own gradient waits for the target
         losses = learner.critic_losses(batch, values)
-    mask = agent.saliency.mask(agent.saliency.attribution(values, leaf, batch, features))
+    mask = agent.saliency.kept(batch.obs, agent.saliency.attribution(values, leaf, batch, features))
     join_masking()
     masked = masking(mask)
     with aside(leaf.device, FIRST) as join_masked:  # its backward pass then runs next to the other

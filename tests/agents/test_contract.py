@@ -130,6 +130,7 @@ class NoSync(TorchDispatchMode):
         *((name, {}) for name in NAMES),
         *(("sgqn", {"attribution": method, "mask": "soft"}) for method in CAPTURABLE),
         *(("sgqn", {"attribution": method}) for method in CAPTURABLE),
+        ("sgqn", {"mask": "contrast"}),
     ],
 )
 def test_an_update_never_waits_for_the_device(name, settings, monkeypatch):

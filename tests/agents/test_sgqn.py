@@ -12,7 +12,7 @@ from torch import Tensor
 from sgqn import attribution, networks
 from sgqn.agents import Phase, Spec
 from sgqn.agents.sgqn import SGQN
-from sgqn.attribution import METHODS, guided_backprop
+from sgqn.attribution import METHODS, contrast_mask, fill, guided_backprop, quantile_mask
 from sgqn.errors import InvalidValueError
 from sgqn.replay import Batch
 from tests.agents.discrete import TinyDQN
@@ -254,6 +254,7 @@ READINGS: dict[str, dict[str, Any]] = {
     "zero fill": {"mask_fill": "zero"},
     "decoder of 64": {"decoder_filters": (64, 64)},
     "soft mask": {"mask": "soft"},
+    "contrast mask": {"mask": "contrast"},
     "gradient": {"attribution": "gradient"},
     "mean of both critics": {"attribution_target": "mean"},
     "actor trains encoder": {"actor_trains_encoder": True},
@@ -285,6 +286,20 @@ def test_attribution_of_the_mean_and_of_the_plain_gradient():
     q1, q2 = agent.learner.critic(leaf, batch.action)
     (expected,) = torch.autograd.grad(((q1 + q2) / 2).sum(), leaf)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
+
+
+def test_contrast_masks_are_for_the_losses_only():
+    agent = small("sgqn", mask="contrast", rho=0.9)
+    batch, seen = batch_for(agent), []
+    obs, features = agent.saliency.trace(batch.obs)
+    attribution = agent.saliency.attribution(agent.saliency.values(features, batch.action), obs, batch)
+    expected = contrast_mask(batch.obs, attribution, 0.9)
+    assert torch.equal(agent.saliency(batch), expected)
+    assert torch.equal(agent.mask_of(attribution, 0.9), quantile_mask(attribution, 0.9))
+    agent.masking = lambda obs: lambda mask: seen.append(mask) or fill(obs, mask, 0)
+    _, mask = agent.critic_step(batch)
+    assert torch.equal(seen[0], expected)
+    assert torch.equal(mask, expected)
 
 
 def test_soft_masks_interpolate_and_are_predicted():

@@ -12,7 +12,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from sgqn.attribution import Mask, fill, quantile_mask, soft_mask
-from sgqn.attribution.mask import contrasting, grown, inpainted, varied_masks
+from sgqn.attribution.mask import contrast_mask, contrasting, grown, inpainted, varied_masks
 from sgqn.errors import InvalidValueError
 
 
@@ -241,3 +241,17 @@ def test_contrasting_pixels_are_those_of_another_colour_than_the_surroundings():
     assert torch.equal(found[1], body[1])
     assert torch.equal(found[2], bright[2])
     assert not contrasting(obs, torch.zeros_like(mask), torch.zeros(3)).any()
+
+
+def test_a_contrast_mask_is_the_body_that_an_attribution_points_to():
+    """A square on ground that becomes brighter from left to right. The attribution covers a part of it, and ground."""
+    ground = torch.linspace(40, 120, 40).round().expand(2, 9, 40, 40).clone()
+    body = torch.zeros(2, 1, 40, 40, dtype=torch.bool)
+    body[0, :, 10:18, 12:20] = body[1, :, 20:28, 20:28] = True
+    obs = torch.where(body, 230, ground).to(torch.uint8)
+    attribution = torch.rand(2, 9, 40, 40, generator=torch.Generator().manual_seed(0)) * 0.1
+    attribution[0, :, 8:14, 12:20] = attribution[1, :, 22:30, 20:28] = 1.0
+    found = contrast_mask(obs, attribution, rho=0.97, margin=6, contrast=0.5)
+    assert torch.equal(found, body.expand_as(obs))
+    assert not torch.equal(quantile_mask(attribution, 0.97), found)
+    assert contrast_mask(obs, attribution, rho=0.97, margin=0, contrast=0.5).sum() < found.sum()  # a part of the body

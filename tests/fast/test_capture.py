@@ -432,6 +432,7 @@ def learn(
             for method in ("gradient", "grad_cam", "guided_grad_cam", "smoothgrad:samples=2")
             for mask in ("quantile", "soft")
         ),
+        ("sgqn", {"mask": "contrast"}),
     ],
 )
 def test_captured_updates_equal_eager_ones(

@@ -296,6 +296,23 @@ def test_an_exported_agent_can_be_packed_in_fewer_bits(
     assert f"{before.about['check']['mean']:.1g} on average" in text
 
 
+def test_an_unchecked_export_plays_no_episode(
+    trained: dict[str, Path], packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without:
+        without.setattr("sgqn.export.compare", lambda *_: pytest.fail("an episode was played"))
+        done = export(trained["sgqn"], tmp_path / "half", unchecked=True)
+    assert done.check is None
+    text = (tmp_path / "half" / package.CARD).read_text()
+    assert "Actions were not compared with those of the trained weights." in text
+    same, other = package.read(packaged), package.read(tmp_path / "half")
+    assert all(torch.equal(tensor, other.weights[name]) for name, tensor in same.weights.items())
+    monkeypatch.setattr(package, "LARGE", 64)
+    again = export(tmp_path / "half", tmp_path / "small", "int8")  # compared with half precision
+    assert again.check is not None
+    assert "differ from those of the weights in half precision" in (tmp_path / "small" / package.CARD).read_text()
+
+
 def test_packing_again_in_the_same_precision_changes_no_weight(
     packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

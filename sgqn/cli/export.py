@@ -17,6 +17,7 @@ def export(
     precision: Literal["half", "int8"] | None = None,
     runs: Path | None = None,
     base: str | None = None,
+    unchecked: Flag = False,
     renderer: Renderer = "auto",
 ) -> None:
     """Export an agent for sharing: weights, agent.json and a model card; or an ONNX graph.
@@ -33,6 +34,7 @@ def export(
         runs: Folder of runs: the model card takes its records from there and lists the agent's other seeds.
         base: Pretrained agent from which this one was made, such as pretrained:walker-walk: weights that both have
             are left out, and loading the exported agent needs the other one.
+        unchecked: Skip the comparison, which plays episodes: for machines that are busy or cannot render.
         renderer: Renderer of the comparison.
     """
     from sgqn.errors import InvalidValueError
@@ -40,8 +42,10 @@ def export(
     from sgqn.export.onnx import export_onnx
 
     if format == "onnx":
-        if any(option is not None for option in (precision, runs, base)):
-            raise InvalidValueError("--precision, --runs and --base are for --format safetensors, not for a graph")
+        if any(option is not None for option in (precision, runs, base)) or unchecked:
+            raise InvalidValueError(
+                "--precision, --runs, --base and --unchecked are for --format safetensors, not for a graph"
+            )
         with bars() as report:
             folder, size, found = export_onnx(path, out, renderer, report)
         print(f"{folder}: {size / 1e6:.1f} MB")
@@ -51,9 +55,12 @@ def export(
         )
         return
     with bars() as report:
-        done = pack(path, out, precision, renderer, report, runs, base)
+        done = pack(path, out, precision, renderer, report, runs, base, unchecked)
     check = done.check
     print(f"{done.folder}: {done.size / 1e6:.1f} MB")
+    if check is None:
+        print("the packed agent was not compared with the original one")
+        return
     print(
         f"packing changed actions by {check['mean']:.2g} on average and {check['largest']:.2g} at most "
         f"on {check['observations']} observations; masks: IoU {check['masks']:.3f}"

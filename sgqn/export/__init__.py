@@ -37,10 +37,10 @@ class Exported(NamedTuple):
     folder: Path
     size: int
     """Bytes of all files."""
-    check: dict[str, Any]
-    """The comparison of the packed agent with the given one: on how many observations of which shifts; the mean and the
-    largest difference of actions, or the share of those that differ if they are discrete; the mean IoU of attribution
-    masks."""
+    check: dict[str, Any] | None
+    """The comparison of the packed agent with the given one, None if it was skipped: on how many observations of which
+    shifts; the mean and the largest difference of actions, or the share of those that differ if they are discrete; the
+    mean IoU of attribution masks."""
 
 
 def export(
@@ -51,12 +51,14 @@ def export(
     report: Report | None = None,
     runs: str | Path | None = None,
     base: str | None = None,
+    unchecked: bool = False,
 ) -> Exported:
     """Pack the agent of a run (its newest checkpoint) or of one checkpoint, or pack an exported agent again.
 
     `precision` is half by default, or that of the exported agent. `runs` is a folder of kept runs: the card gets its
     records from the agent's own run there, and states which of them the agent was chosen from. `base` names a
-    pretrained agent from which this one was made: the weights that both have are left out.
+    pretrained agent from which this one was made: the weights that both have are left out. `unchecked`: do not compare
+    the packed agent with the given one, which plays episodes.
 
     Refused if the packed agent would act otherwise than the given one, or if `out` holds anything but the files of an
     exported agent, which are replaced.
@@ -73,7 +75,11 @@ def export(
     if PRECISIONS.index(wanted) < PRECISIONS.index(subject.precision):
         raise InvalidValueError(f"{path} has weights in {subject.precision}: {wanted} cannot restore them")
     try:
-        packed = given if wanted == subject.precision else _packed(given, subject, wanted, renderer, report)
+        packed = given
+        if wanted != subject.precision:
+            packed = _packed(given, wanted)
+            check = None if unchecked else _checked(packed, wanted, subject, renderer, report)
+            packed = dataclasses.replace(packed, about=packed.about | {"check": check})
         files, check = packed.files(card.write(packed)), packed.about["check"]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, SgqnError):
@@ -96,24 +102,30 @@ def _trained(subject: Subject) -> Package:
     return Package(config, subject.agent.spec, subject.step, weights, about, str(subject.folder))
 
 
-def _packed(given: Package, subject: Subject, precision: Precision, renderer: str, report: Report | None) -> Package:
-    """The agent with weights of less precision, compared with the given one, which `subject` is."""
+def _packed(given: Package, precision: Precision) -> Package:
+    """The agent with weights of less precision."""
     again = given.precision != PRECISIONS[0]
     weights = package.pack(package.unpacked(given.weights) if again else given.weights, precision)
-    bare = dataclasses.replace(given, weights=weights)
-    check = compare(subject, bare.build(), renderer, report)
-    discrete = given.spec.discrete
+    about = {**given.about, "precision": precision}
+    if again:
+        about["packed_from"] = {name: given.about[name] for name in ("precision", "check")}
+    return dataclasses.replace(given, weights=weights, about=about)
+
+
+def _checked(
+    packed: Package, precision: Precision, subject: Subject, renderer: str, report: Report | None
+) -> dict[str, Any]:
+    """The comparison of a packed agent with the given one, which `subject` is; refused if they act differently."""
+    check = compare(subject, packed.build(), renderer, report)
+    discrete = packed.spec.discrete
     tolerance = (TOLERANCE_DISCRETE if discrete else TOLERANCE)[precision]
     if not check["mean"] <= tolerance:
         how = "in a share of {:.2g} of observations" if discrete else "by {:.2g} on average"
         raise DataError(
-            f"{given.origin} cannot be packed in {precision}: its actions would differ {how.format(check['mean'])}, "
+            f"{packed.origin} cannot be packed in {precision}: its actions would differ {how.format(check['mean'])}, "
             f"more than {tolerance:g}" + ("; use --precision half" if precision == "int8" else "")
         )
-    about = {**given.about, "precision": precision, "check": check}
-    if again:
-        about["packed_from"] = {name: given.about[name] for name in ("precision", "check")}
-    return dataclasses.replace(bare, about=about)
+    return check
 
 
 # What the model card says about the run

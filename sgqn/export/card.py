@@ -207,17 +207,19 @@ def _weights(package: Package) -> Iterator[str]:
     kind = {"half": "float16", "int8": "8 bits with a factor for each row, convolutions in float16"}
     source = about.get("packed_from")
     others = f"the weights in {source['precision']} precision that they were packed from" if source else TRAINED
-    yield (
-        f"Matrices in {kind[about['precision']]}, vectors in float32. On {check['observations']} observations of "
-        f"{' and '.join(check['shifts'])} the actions{'' if discrete else ', which range from -1 to 1,'} differ from "
-        f"those of {others} {_difference(check, discrete)}; the attribution masks have an IoU of {check['masks']:.3f} "
-        "with theirs."
-    )
+    stored = f"Matrices in {kind[about['precision']]}, vectors in float32."
+    if check is None:
+        yield f"{stored} Actions were not compared with those of {others}."
+    else:
+        yield (
+            f"{stored} On {check['observations']} observations of {' and '.join(check['shifts'])} the actions"
+            f"{'' if discrete else ', which range from -1 to 1,'} differ from those of {others} "
+            f"{_difference(check, discrete)}; the attribution masks have an IoU of {check['masks']:.3f} with theirs."
+        )
     if BASE in about:
         name = about[BASE]["name"]
         yield f"Weights that are also those of `{name}` are not in the file: loading it needs that agent, of `sgqn`."
-    if source:
-        before = source["check"]
+    if source and (before := source["check"]) is not None:
         yield (
             f"Actions of the weights in {source['precision']} precision differ from those of {TRAINED} "
             f"{_difference(before, discrete)} (IoU {before['masks']:.3f})."

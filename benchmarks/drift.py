@@ -5,11 +5,12 @@
     python benchmarks/drift.py --tiny                    # check that the script works, in seconds
 
 The agent plays an episode in the training scene. The same actions are then played in the shifted scene, so that both
-have the same states, pixel by pixel. For some of these states, the script compares what the agent computes from the
-two observations, and from mixtures of them: the shifted pixels only inside or only outside of the agent's attribution
-mask of the training scene, and only on or off the simulator's mask of the body. Prints the means by agent and shift;
-with `--out` also writes every episode (drift.csv), and a figure of the drift of the action next to the return that the
-run's kept evaluation has for the same episode (drift.png).
+have the same states, pixel by pixel. With `--states shift`, it is the other way round: the states are those to which
+the agent comes in the shifted scene, where its errors add up. For some of these states, the script compares what the
+agent computes from the two observations, and from mixtures of them: the shifted pixels only inside or only outside of
+the agent's attribution mask of the training scene, and only on or off the simulator's mask of the body. Prints the
+means by agent and shift; with `--out` also writes every episode (drift.csv), and a figure of the drift of the action
+next to the return that the run's kept evaluation has for the same episode (drift.png).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -64,6 +65,8 @@ class Options:
     """Compare every so many steps of an episode."""
     steps: int | None = None
     """Steps of an episode; all by default."""
+    states: Literal["train", "shift"] = "train"
+    """Where the agent plays: in the training scene, or in the shifted one."""
     seed: int = 0
     """Seed of the episodes."""
     renderer: str = "warp"
@@ -114,10 +117,15 @@ def kept_returns(subject: Subject, shift: str) -> list[float]:
 
 def measure(subject: Subject, episode: int, options: Options) -> dict[str, dict[str, float]]:
     """The drift of one episode in every shift."""
-    clean, clean_truth, actions = play(subject, "train", episode, options)
+    if options.states == "train":
+        clean, clean_truth, actions = play(subject, "train", episode, options)
     found = {}
     for shift in options.shifts:
-        shifted, truth, _ = play(subject, shift, episode, options, actions)
+        if options.states == "train":
+            shifted, truth, _ = play(subject, shift, episode, options, actions)
+        else:
+            shifted, truth, actions = play(subject, shift, episode, options)
+            clean, clean_truth, _ = play(subject, "train", episode, options, actions)
         if not torch.equal(truth, clean_truth):
             raise AssertionError(f"{subject.config.task}: the states in train and {shift} differ")
         found[shift] = compare(subject, clean, shifted, truth)

@@ -180,10 +180,11 @@ def returns(path: str, options: Options) -> Iterator[dict[str, Any]]:
 
 
 def drifts(path: str, options: Options) -> Iterator[dict[str, Any]]:
-    """The drift of the action in every shift but the training scene, averaged over episodes."""
+    """The drift of the action in every shift but the training scene, averaged over episodes, in the states to which the
+    agent comes there."""
     subject = Subject.load(path)
     shifts = [shift for shift in options.shifts if shift != "train"]
-    how = drift.Options(shifts=shifts, every=10, renderer=options.renderer, seed=options.seed)
+    how = drift.Options(shifts=shifts, every=10, states="shift", renderer=options.renderer, seed=options.seed)
     found = [drift.measure(subject, episode, how) for episode in range(options.episodes)]
     for shift in shifts:
         mean = statistics.fmean(one[shift]["action"] for one in found)

@@ -626,7 +626,7 @@ def test_a_base_that_does_not_fit_is_an_error(
         assert message in fails(capsys, "export", run, *out, "--base", base)
     assert "already has a base" in fails(capsys, "export", str(part), *out, "--base", "pretrained:cartpole-swingup")
     said = fails(capsys, "export", run, *out, "--format", "onnx", "--base", "pretrained:cartpole-swingup")
-    assert "--base are for --format safetensors" in said
+    assert "--base and --unchecked are for --format safetensors" in said
     registry = shutil.copytree(packaged.parent.parent, tmp_path / "registry")
     monkeypatch.setattr(pretrained, "FOLDER", registry)
     shutil.copytree(part, registry / "cartpole-swingup" / "sgqn_restored")

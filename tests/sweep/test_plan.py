@@ -102,7 +102,8 @@ def test_committed_sweeps_can_be_read(file: Path) -> None:
     if file.stem == "paper":
         assert len(runs) == 150
     steps = {run.config.steps for run in runs}
-    assert steps == {100_000} if file.stem == "sgac" else steps <= {250_000, 500_000}  # pilots are short
+    short = {"sgac": {100_000}, "restored": {10_000}}  # pilots, and an agent that starts from a trained one
+    assert steps == short[file.stem] if file.stem in short else steps <= {250_000, 500_000}
 
 
 def test_the_options_of_the_tests_are_valid() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from sgqn.agents.base import Adam, Agent, Metrics, Phase, Spec, adam, copy_weights, minimize
 from sgqn.agents.distraction import Distraction, DistractionSettings
@@ -106,7 +106,7 @@ class Restored(SaliencyWrapper):
         del phase
         settings, learner = self.settings, self.learner
         features, mask = self.lesson(batch.obs, settings.views)
-        obs, features = (x.repeat(settings.views, 1, 1, 1) for x in (batch.obs, features))
+        obs = batch.obs.repeat(settings.views, 1, 1, 1)
         distracted = self.distraction(obs, mask, self.generator)
         restored, gate = self.restorer.gated(distracted)
         losses = {"restoration": restoration_loss(restored, obs, mask, settings.kept_weight)}
@@ -115,12 +115,14 @@ class Restored(SaliencyWrapper):
             replaced = (distracted - obs).abs().unflatten(1, (-1, 3)).amax(dim=2).gt(VISIBLE) & ~kept
             losses["gate"] = settings.gate_weight * gate_loss(gate, kept, replaced)
         if settings.feature_weight or settings.embedding_weight or settings.action_weight:
-            seen, rise = learner.encode(restored), self._rise()
-            losses["features"] = settings.feature_weight * perception_loss(seen, features)
-            errors = [perception_loss(embed(seen), embed(features)) for embed in self._projections()]
-            losses["embeddings"] = settings.embedding_weight * rise * torch.stack(errors).sum()
-            error = F.mse_loss(learner.mean_action(seen), learner.mean_action(features).detach())
-            losses["action"] = settings.action_weight * rise * error
+            seen, rise = self._percepts(learner.encode(restored)), self._rise()
+            with torch.no_grad():
+                originals = [x.repeat(settings.views, *[1] * (x.ndim - 1)) for x in self._percepts(features)]
+            pairs = zip(seen[:3], originals[:3], strict=True)
+            error, of_critic, of_actor = (perception_loss(one, original) for one, original in pairs)
+            losses["features"] = settings.feature_weight * error
+            losses["embeddings"] = settings.embedding_weight * rise * (of_critic + of_actor)
+            losses["action"] = settings.action_weight * rise * F.mse_loss(seen[3], originals[3])
         return minimize(self.optimizers["restorer"], losses) | {"mask/kept": share_of(mask)}
 
     def _rise(self) -> Tensor:
@@ -129,10 +131,12 @@ class Restored(SaliencyWrapper):
         assert isinstance(optimizer, Adam)
         return (2 * optimizer.progress()).clamp(max=1)
 
-    def _projections(self) -> tuple[nn.Module, nn.Module]:
-        """From features to the embeddings of critic and actor."""
+    def _percepts(self, features: Tensor) -> tuple[Tensor, ...]:
+        """What the agent makes of features: themselves, the embeddings of critic and actor, and the action."""
         assert isinstance(self.learner, SAC)
-        return self.learner.projection, self.learner.actor.projection
+        actor = self.learner.actor
+        embedding = actor.projection(features)
+        return features, self.learner.embed(features), embedding, actor.head.mean_action(embedding)
 
     def lesson(self, obs: Tensor, views: int = 1) -> tuple[Tensor, Tensor]:
         """The agent's features, and `views` masks of each observation: the pixels that decide the value of its action,

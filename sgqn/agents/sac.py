@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from sgqn.agents.base import Intervals, Losses, Metrics, Phase, Spec, adam, minimize
 from sgqn.agents.learner import Learner
 from sgqn.agents.registry import register_agent
-from sgqn.agents.settings import NetworkSettings, count, fraction, positive
+from sgqn.agents.settings import NetworkSettings, count, fraction, positive, weight
 from sgqn.augmentations import Augmentation, center_crop
+from sgqn.errors import InvalidValueError
 from sgqn.losses import actor_loss, critic_loss, policy_consistency_loss, soft_td_target, temperature_loss
 from sgqn.networks import Actor, Critic, Encoder, ema_update_critic, frozen_copy
 from sgqn.replay import Batch
@@ -37,6 +38,8 @@ class SACSettings(NetworkSettings):
     """Learning rate of the entropy temperature."""
     initial_temperature: float = positive(0.1)
     """Initial entropy temperature."""
+    lowest_temperature: float = weight(0.0)
+    """Lower bound of the temperature; with 0 there is none."""
     encoder_tau: float = fraction(0.05)
     """EMA rate of the target's encoder and projection."""
     critic_tau: float = fraction(0.01)
@@ -47,6 +50,14 @@ class SACSettings(NetworkSettings):
     """Updates per target network step."""
     actor_trains_encoder: bool = False
     """Whether the actor loss trains the encoder; no in the authors' code, yes in the paper's text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lowest_temperature > self.initial_temperature:
+            raise InvalidValueError(
+                f"lowest_temperature must be at most initial_temperature ({self.initial_temperature:g}), "
+                f"not {self.lowest_temperature:g}"
+            )
 
 
 class SAC(Learner):
@@ -130,6 +141,9 @@ class SAC(Learner):
         metrics = minimize(self.optimizers["actor"], losses)
         loss = temperature_loss(self.log_alpha, policy.log_prob, self.target_entropy)
         metrics |= minimize(self.optimizers["temperature"], {"temperature": loss})
+        if self.settings.lowest_temperature:
+            with torch.no_grad():
+                self.log_alpha.clamp_(min=math.log(self.settings.lowest_temperature))
         return metrics | {
             "temperature": self.alpha.detach(),
             "entropy": -policy.log_prob.detach().mean(),

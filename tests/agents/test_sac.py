@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sgqn.agents import Phase
+from sgqn.agents.sac import SACSettings
+from sgqn.errors import InvalidValueError
 from tests.agents.small import ACTIONS, CRITIC_ONLY, SETTINGS, batch_for, same, small, snapshot
 
 ENCODER_TAU, HEADS_TAU = 0.05, 0.01
@@ -173,6 +175,18 @@ def test_the_actor_leaves_the_convolutions_alone_unless_asked():
             key.split(".")[0] for key, value in agent.critic.state_dict().items() if not torch.equal(value, critic[key])
         }
         assert moved == ({"encoder"} if trains else set())
+
+
+def test_temperature_stays_above_its_lower_bound():
+    """It may rise again at once: the bound does not only hide a temperature that has fallen further."""
+    agent = small("sac", perturb=False, initial_temperature=0.5, lowest_temperature=0.4, temperature_learning_rate=0.1)
+    batch = batch_for(agent)
+    found = [float(agent.update(batch)["temperature"]) for _ in range(8)]
+    assert min(found) == found[-1] == pytest.approx(0.4)
+    agent.target_entropy = 100.0
+    assert [float(agent.update(batch)["temperature"]) for _ in range(12)][-1] > 0.41
+    with pytest.raises(InvalidValueError, match=r"at most initial_temperature \(0\.1\), not 0\.2"):
+        SACSettings(lowest_temperature=0.2)
 
 
 def test_temperature_falls_while_entropy_exceeds_the_target():

@@ -108,7 +108,7 @@ def distracted(tasks: Sequence[str]) -> Image.Image:
                 obs, *_ = env.step(trained.act(obs, deterministic=True))
         batch = torch.as_tensor(obs)[None].repeat(DRAWS, 1, 1, 1)
         _, mask = agent.lesson(batch)
-        seen = agent.distraction(batch, mask, agent.generator).clamp(0, 255).to(torch.uint8)
+        seen = agent.distraction(batch, mask, agent.generator).obs.clamp(0, 255).to(torch.uint8)
         pairs = zip(torch.where(mask, batch, 0).numpy(), seen.numpy(), strict=True)
         rows.append((task, [enlarged(obs), *(enlarged(image) for pair in pairs for image in pair)]))
     return sheet(rows, ["observation", *["kept", "distracted"] * DRAWS])

@@ -606,6 +606,26 @@ def test_weights_of_the_base_are_left_out(
     assert evaluation.evaluate(sgqn.load_agent(part), "cartpole-swingup", episodes=1).mean >= 0
 
 
+def test_an_exported_agent_gets_the_weights_of_its_base_back(
+    restored_run: Path, packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unseen: None
+) -> None:
+    """Those of a base in 8 bits are not the same in half precision."""
+    monkeypatch.setattr(package, "LARGE", 64)
+    registry = shutil.copytree(packaged.parent.parent, tmp_path / "registry")
+    monkeypatch.setattr(pretrained, "FOLDER", registry)
+    name, base = "pretrained:cartpole-swingup", registry / "cartpole-swingup" / "sgqn"
+    shutil.rmtree(base)
+    export(packaged, base, "int8", unchecked=True)
+    brief = ("--agent", "sgqn_restored", "--start-from", name, "--views", "1", *BRIEF)
+    assert main(["train", *MICRO, *brief, "--out", str(tmp_path / "runs")]) == 0
+    run = tmp_path / "runs" / "cartpole-swingup" / "sgqn_restored" / "0"
+    for folder, given, with_base in (("direct", run, name), ("whole", run, None), ("later", tmp_path / "whole", name)):
+        export(given, tmp_path / folder, "half", base=with_base, unchecked=True)
+    assert {key.split(".")[0] for key in load_file(tmp_path / "later" / package.WEIGHTS)} == {"restorer"}
+    first, second = (sgqn.load_agent(tmp_path / folder).state_dict() for folder in ("direct", "later"))
+    assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
+
+
 def test_a_base_that_does_not_fit_is_an_error(
     restored_run: Path,
     packaged: Path,

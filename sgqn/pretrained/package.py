@@ -245,7 +245,10 @@ def unpacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def based_on(given: Package, name: str) -> Package:
-    """The agent without the weights that are also a pretrained agent's, which is then needed to load it."""
+    """The agent without the weights that are also a pretrained agent's, which is then needed to load it.
+
+    An agent that was exported before has these weights in its own precision; it gets the base's back.
+    """
     if not name.startswith(pretrained.PREFIX):
         raise InvalidValueError(f"base must be a pretrained agent ({pretrained.PREFIX}NAME), not {name!r}")
     if BASE in given.about:
@@ -254,7 +257,12 @@ def based_on(given: Package, name: str) -> Package:
     if BASE in base.about:
         raise InvalidValueError(f"base must be an agent with all of its weights, not {name}")
     theirs, ours = unpacked(base.file.load()), unpacked(given.weights)
-    same = {key for key, tensor in ours.items() if key in theirs and torch.equal(tensor, theirs[key])}
+    rounded = unpacked(pack(theirs, "int8" if given.precision == "int8" else "half"))
+    same = {
+        key
+        for key, tensor in ours.items()
+        if key in theirs and any(torch.equal(tensor, known[key]) for known in (theirs, rounded))
+    }
     if not same:
         raise InvalidValueError(f"{given.origin} has no weights of {name}: it was not made from it")
     weights = {key: tensor for key, tensor in given.weights.items() if key.removesuffix(SCALE) not in same}

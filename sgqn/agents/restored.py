@@ -23,9 +23,6 @@ from sgqn.losses import gate_loss, perception_loss, restoration_loss
 from sgqn.networks import AttributionDecoder, Restorer
 from sgqn.replay import Batch
 
-VISIBLE = 8
-"""Change of a colour, of 255, from which a pixel counts as replaced."""
-
 
 @dataclass(frozen=True)
 class RestoredSettings(DistractionSettings, NetworkSettings):
@@ -108,12 +105,10 @@ class Restored(SaliencyWrapper):
         features, mask = self.lesson(batch.obs, settings.views)
         obs = batch.obs.repeat(settings.views, 1, 1, 1)
         distracted = self.distraction(obs, mask, self.generator)
-        restored, gate = self.restorer.gated(distracted)
+        restored, gate = self.restorer.gated(distracted.obs)
         losses = {"restoration": restoration_loss(restored, obs, mask, settings.kept_weight)}
         if settings.gate_weight:
-            kept = mask[:, ::3]
-            replaced = (distracted - obs).abs().unflatten(1, (-1, 3)).amax(dim=2).gt(VISIBLE) & ~kept
-            losses["gate"] = settings.gate_weight * gate_loss(gate, kept, replaced)
+            losses["gate"] = settings.gate_weight * gate_loss(gate, distracted.kept, distracted.replaced)
         if settings.feature_weight or settings.embedding_weight or settings.action_weight:
             seen, rise = self._percepts(learner.encode(restored)), self._rise()
             with torch.no_grad():

@@ -108,6 +108,26 @@ def contrasting(obs: Tensor, mask: Tensor, contrast: Tensor) -> Tensor:
     return (mask & differs).repeat_interleave(3, dim=1)
 
 
+def edges(obs: Tensor, mask: Tensor, reach: int = 2) -> tuple[Tensor, Tensor]:
+    """How much of a mask's pixels shows what is behind them, as on the antialiased edge of a body: (B, frames, H, W) in
+    [0, 1], zero inside and outside of the mask; and the observations without the masked pixels, float, like obs.
+
+    An edge pixel is a mixture of body and scene. It differs from the scene by as much of the body's contrast, which is
+    the largest within `reach` pixels, as it shows of the body.
+    """
+    batch, channels, height, width = obs.shape
+    kept = mask[:, ::3]
+    near = kept
+    for _ in range(reach):  # pixels next to a mask show some of the body too
+        near = grown(near)
+    frames = obs.reshape(-1, 3, height, width).float()
+    behind = inpainted(frames, near.reshape(-1, 1, height, width))
+    contrast = (frames - behind).abs().amax(dim=1).view(kept.shape)
+    largest = F.max_pool2d(contrast, 2 * reach + 1, stride=1, padding=reach)
+    shown = 1 - contrast / largest.clamp(min=1)
+    return shown * (kept & grown(~kept)), behind.view(batch, channels, height, width)
+
+
 def inpainted(frames: Tensor, hole: Tensor) -> Tensor:
     """Images (N, C, H, W) whose pixels in the hole (N, 1, H, W) are weighted means of pixels around it: averages over
     ever larger squares, of which the smallest that knows a pixel counts most."""

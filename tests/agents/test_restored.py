@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sgqn.agents import restored
 from sgqn.agents.base import adam
-from sgqn.agents.distraction import Distraction, DistractionSettings
+from sgqn.agents.distraction import Distracted, Distraction, DistractionSettings
 from sgqn.agents.restored import RestoredSettings
 from sgqn.attribution import gradient, guided_backprop, quantile_mask
+from sgqn.attribution.mask import edges
 from sgqn.errors import InvalidValueError
 from sgqn.losses import gate_loss, perception_loss
 from tests.agents.small import SIZE, batch_for, changed, small, snapshot
 
-NOTHING = {"replaced": 0.0, "recolored": 0.0, "overlaid": 0.0, "sided": 0.0, "color_jitter": 0.0}
+NOTHING = {"replaced": 0.0, "recolored": 0.0, "overlaid": 0.0, "sided": 0.0, "fringed": 0.0, "color_jitter": 0.0}
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -37,8 +37,12 @@ def white(obs: Tensor, generator: torch.Generator) -> Tensor:
     return torch.full_like(obs, 255)
 
 
+def lesson(obs: Tensor, mask: Tensor, **settings: float) -> Distracted:
+    return Distraction(DistractionSettings(**{**NOTHING, **settings}), white)(obs, mask.expand_as(obs), generator())
+
+
 def distracted(obs: Tensor, mask: Tensor, **settings: float) -> Tensor:
-    return Distraction(DistractionSettings(**{**NOTHING, **settings}), white)(obs, mask, generator())
+    return lesson(obs, mask, **settings).obs
 
 
 # ---- distracted observations
@@ -113,6 +117,60 @@ def test_shares_are_those_of_the_settings() -> None:
     assert 0.33 < white_ones < 0.47  # 0.8 of the replaced ones
 
 
+def test_replaced_pixels_are_those_that_visibly_change() -> None:
+    """White pixels outside the mask, unless they were nearly white before. The gate learns these."""
+    obs = torch.full((4, 9, SIZE, SIZE), 90, dtype=torch.uint8)
+    obs[:, :, :, : SIZE // 2] = 250
+    mask = half_kept(4)
+    found = lesson(obs, mask, replaced=1.0)
+    assert torch.equal(found.kept, mask.expand_as(found.kept))
+    assert torch.equal(found.replaced, ~found.kept & (obs[:, ::3] == 90))
+
+
+def antialiased(count: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    """Discs in front of a scene whose colours change slowly: observations, how much of the disc every pixel shows,
+    (B, 1, H, W), and its colour (B, 9, 1, 1)."""
+    rows, columns = torch.meshgrid(torch.arange(SIZE) + 0.5, torch.arange(SIZE) + 0.5, indexing="ij")
+    centers = SIZE / 2 + 3 * torch.rand(count, 2, 1, 1, generator=generator(8))
+    distance = ((rows - centers[:, 0]).square() + (columns - centers[:, 1]).square()).sqrt()
+    shown = (SIZE / 4 + 1 - distance).mul(0.5).clamp(0, 1)[:, None]  # an edge of two pixels
+    colors = torch.tensor([[230.0, 150.0, 60.0]]).repeat(count, 3)[:, :, None, None]
+    scene = (60 + 20 * columns / SIZE).expand(count, 9, SIZE, SIZE)
+    return (shown * colors + (1 - shown) * scene).round().byte(), shown, colors
+
+
+def test_edges_show_as_much_of_the_scene_as_they_lack_of_the_body() -> None:
+    obs, shown, _ = antialiased()
+    mask = (shown > 0.3).expand_as(obs)
+    amount, behind = edges(obs, mask)
+    rim = (shown > 0.3) & (shown < 1)
+    assert not amount[~mask[:, ::3]].any()
+    assert not amount[(shown == 1).expand_as(amount)].any()
+    error = (amount - (1 - shown)).abs()[rim.expand_as(amount)]
+    assert error.max() < 0.15
+    assert error.mean() < 0.05
+    assert (behind - 70).abs().max() < 15  # the scene, without the disc
+
+
+def test_another_colour_shines_through_the_edges() -> None:
+    """As if the disc had been drawn in front of a screen of that colour, which is one for each observation."""
+    obs, shown, colors = antialiased(32)
+    found = lesson(obs, shown > 0.3, replaced=1.0, fringed=0.5)
+    rim, inside = ((shown > 0.3) & (shown < 0.7)).expand_as(obs), (shown == 1).expand_as(obs)
+    torch.testing.assert_close(found.obs[inside], obs.float()[inside], atol=1, rtol=0)
+    screens = (found.obs - shown * colors) / (1 - shown)
+    lowest, highest = (torch.where(rim, screens, fill).flatten(2) for fill in (1e9, -1e9))
+    tinted = (found.obs - obs).abs().where(rim, 0).flatten(1).amax(dim=1) > 8
+    assert 0.25 < tinted.float().mean() < 0.75
+    assert (highest.amax(dim=2) - lowest.amin(dim=2))[tinted].max() < 80  # of 255
+    median = torch.where(rim, screens, torch.nan).flatten(2).nanmedian(dim=2).values[tinted]  # (n, 9)
+    torch.testing.assert_close(median[:, :3], median[:, 6:], atol=12, rtol=0)  # the same in all frames
+    assert (median[:, None] - median).abs().amax(dim=2).fill_diagonal_(255).min() > 5
+    changed = (found.obs - obs).abs().unflatten(1, (3, 3)).amax(dim=2) > 8
+    assert not (found.kept & changed).any()  # the gate does not learn these pixels
+    assert not (found.replaced & (shown > 0.3)).any()
+
+
 def test_settings_of_the_distraction_are_checked() -> None:
     with pytest.raises(InvalidValueError, match=r"add up to at most 1, not 1\.5"):
         DistractionSettings(replaced=1.0, recolored=0.5, overlaid=0.0)
@@ -120,7 +178,8 @@ def test_settings_of_the_distraction_are_checked() -> None:
         DistractionSettings(kept_rho=(0.9,))
     with pytest.raises(InvalidValueError, match="the same length, at least 1, not 0, 0, 0"):
         DistractionSettings(kept_rho=(), kept_margin=(), kept_contrast=())
-    wrong = {"kept_rho": (1.0,), "kept_margin": (-1,), "kept_contrast": (1.1,), "replaced": 1.1, "color_jitter": -0.1}
+    wrong: dict[str, Any] = {"kept_rho": (1.0,), "kept_margin": (-1,), "kept_contrast": (1.1,)}
+    wrong |= {"replaced": 1.1, "fringed": -0.1, "color_jitter": -0.1}
     for name, value in wrong.items():
         with pytest.raises(InvalidValueError, match=f"{name} must be"):
             RestoredSettings(**{name: value})
@@ -244,22 +303,6 @@ def test_the_gate_learns_which_pixels_are_kept_however_few_they_are() -> None:
         expected += float(F.binary_cross_entropy_with_logits(logits[pixels], torch.full((int(pixels.sum()),), target)))
     assert float(gate_loss(logits, kept, replaced)) == pytest.approx(expected, rel=1e-5)
     assert gate_loss(logits, torch.zeros_like(kept), torch.zeros_like(kept)) == 0
-
-
-def test_replaced_pixels_are_those_that_visibly_change() -> None:
-    """White pixels outside the mask, unless they were nearly white before."""
-    seen: dict[str, Tensor] = {}
-    agent = small("sgqn_restored", **{**NOTHING, "replaced": 1.0}, views=1)
-    obs = torch.full((4, 9, SIZE, SIZE), 90, dtype=torch.uint8)
-    obs[:, :, :, : SIZE // 2] = 250
-    mask = half_kept(4).expand_as(obs)
-    agent.lesson = lambda _, views: (agent.learner.encode(obs).detach(), mask)
-    agent.distraction = lambda obs, mask, generator: torch.where(mask, obs.float(), 255.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(restored, "gate_loss", lambda gate, kept, replaced: seen.update(r=replaced, k=kept) or gate.sum())
-        agent.update(batch_for(agent)._replace(obs=obs))
-    assert torch.equal(seen["k"], mask[:, ::3])
-    assert torch.equal(seen["r"], ~mask[:, ::3] & (obs[:, ::3] == 90))
 
 
 def test_features_of_any_scale_are_compared() -> None:

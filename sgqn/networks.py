@@ -367,10 +367,17 @@ class Restorer(nn.Module):
     and a change c of all colours.
 
     A U-Net at a half, a quarter and an eighth of the image size. Takes observations in [0, 255], uint8 or float, and
-    returns floats.
+    returns floats. With a canvas, the paint starts from an image that is learned as well: convolutions alone hardly
+    know where in the image a pixel is, and much of a scene is always at the same place.
     """
 
-    def __init__(self, channels: int = 9, filters: tuple[int, int, int] = (16, 32, 64), image_size: int = 84) -> None:
+    def __init__(
+        self,
+        channels: int = 9,
+        filters: tuple[int, int, int] = (16, 32, 64),
+        image_size: int = 84,
+        canvas: bool = False,
+    ) -> None:
         super().__init__()
         if image_size % 2 or channels % 3:
             raise InvalidValueError(
@@ -386,6 +393,8 @@ class Restorer(nn.Module):
         self.upper_halves = nn.ModuleList([conv(quarter + half, half), conv(half, half)])
         self.output = conv(half, 4 * (self.frames + channels))
         self.colors = nn.Linear(eighth, 12)
+        self.canvas = nn.Parameter(torch.zeros(3, image_size, image_size)) if canvas else None
+        """Logits of its colours."""
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
@@ -408,9 +417,11 @@ class Restorer(nn.Module):
         x = _relus(_joined(x, quarter), self.upper_quarters)
         x = _relus(_joined(x, half), self.upper_halves)
         found = F.pixel_shuffle(self.output(x), 2).to(images.dtype)
-        logits = found[:, : self.frames] + 1  # at first, most of s
+        logits, paint = found[:, : self.frames] + 1, found[:, self.frames :]  # at first, most of s
+        if self.canvas is not None:
+            paint = paint + self.canvas.repeat(self.frames, 1, 1)
         gate = torch.sigmoid(logits).repeat_interleave(3, dim=1)
-        restored = 255 * torch.lerp(torch.sigmoid(found[:, self.frames :]), self._recolored(images, colors), gate)
+        restored = 255 * torch.lerp(torch.sigmoid(paint), self._recolored(images, colors), gate)
         return restored, logits
 
     def _recolored(self, images: Tensor, change: Tensor) -> Tensor:

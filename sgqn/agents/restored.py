@@ -40,6 +40,10 @@ class RestoredSettings(DistractionSettings, NetworkSettings):
         (16, 32, 64), lambda value: len(value) == 3 and all(n >= 1 for n in value), "three positive integers"
     )
     """Filters of the restorer at a half, a quarter and an eighth of the image size."""
+    canvas: bool = True
+    """Whether the restorer learns an image of what is always at the same place, from which its paint starts."""
+    canvas_rate: float = positive(30.0)
+    """Learning rate of this image, relative to that of the other weights."""
     kept_weight: float = weight(1.0)
     """Weight of the mean error of the kept pixels in the loss, next to that of all pixels."""
     gate_weight: float = weight(0.05)
@@ -80,15 +84,23 @@ class Restored(SaliencyWrapper):
         self.saliency = Saliency(learner, settings.attribution, settings.rho)
         sizes = (learner.embedding_dim, self.spec.image_size, learner.encoder.out_shape[0], settings.decoder_filters)
         self.decoder: AttributionDecoder = AttributionDecoder(self.spec.action_dim, self.spec.channels, *sizes)
-        self.restorer = Restorer(self.spec.channels, settings.restorer_filters, self.spec.image_size)
+        self.restorer = Restorer(
+            self.spec.channels, settings.restorer_filters, self.spec.image_size, canvas=settings.canvas
+        )
         self.distraction = Distraction(settings, augmentation)
 
     def make_optimizers(self) -> None:
         settings = self.settings
         self.learner.generator = self.generator
-        warmup, decay = settings.learning_rate_warmup, settings.learning_rate_decay
-        weights = self.restorer.parameters()
-        self.optimizers = {"restorer": adam(weights, settings.learning_rate, warmup=warmup, decay=decay)}
+        weights, canvas = self.restorer.parameters(), self.restorer.canvas
+        self.optimizers["restorer"] = adam(
+            weights,
+            settings.learning_rate,
+            warmup=settings.learning_rate_warmup,
+            decay=settings.learning_rate_decay,
+            scaled=[] if canvas is None else [canvas],
+            scale=settings.canvas_rate,
+        )
 
     @torch.no_grad()
     def start_from(self, trained: Agent) -> None:

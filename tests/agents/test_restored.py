@@ -16,6 +16,7 @@ from sgqn.attribution import gradient, guided_backprop, quantile_mask
 from sgqn.attribution.mask import edges
 from sgqn.errors import InvalidValueError
 from sgqn.losses import gate_loss, perception_loss
+from sgqn.networks import Restorer
 from tests.agents.small import SIZE, batch_for, changed, small, snapshot
 
 NOTHING = {"replaced": 0.0, "recolored": 0.0, "overlaid": 0.0, "sided": 0.0, "fringed": 0.0, "color_jitter": 0.0}
@@ -379,3 +380,42 @@ def test_the_learning_rate_falls_linearly_to_zero() -> None:
         moves.append((before - weight).item())
     assert moves == pytest.approx([0.05, 0.08, 0.06, 0.04, 0.02, 0, 0], abs=1e-6)
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+# ---- the canvas
+
+
+def test_the_canvas_is_what_the_restorer_paints_where_it_shows_nothing() -> None:
+    restorer = Restorer(9, (16, 16, 16), SIZE, canvas=True)
+    plain = Restorer(9, (16, 16, 16), SIZE)
+    plain.load_state_dict({name: value for name, value in restorer.state_dict().items() if name != "canvas"})
+    obs = observations(4)
+    torch.testing.assert_close(restorer(obs), plain(obs))  # nothing is on it at first
+    image = torch.rand(3, SIZE, SIZE, generator=generator(9)).clamp(0.01, 0.99)
+    with torch.no_grad():
+        restorer.canvas.copy_(image.logit())
+        restorer.output.weight.zero_()
+        restorer.output.bias.zero_()
+        restorer.output.bias[: 3 * 4] = -100  # the gates, at four positions each
+    torch.testing.assert_close(restorer(obs), (255 * image).repeat(3, 1, 1).expand(4, 9, SIZE, SIZE))
+
+
+def test_a_scene_that_stays_is_learned_faster_with_a_canvas() -> None:
+    """Noise that is the same in all observations, which has to be painted from other noise."""
+    scene = torch.randint(256, (1, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator(10)).repeat(6, 3, 1, 1)
+    errors = []
+    for canvas in (True, False):
+        agent = small(
+            "sgqn_restored",
+            **NOTHING | {"replaced": 1.0, "feature_weight": 0.0, "embedding_weight": 0.0, "action_weight": 0.0},
+            canvas=canvas,
+            learning_rate_warmup=0,
+            learning_rate_decay=1000,
+            restorer_filters=(8, 8, 8),
+            views=1,
+        )
+        features = torch.zeros(6, *agent.learner.encoder.out_shape)
+        agent.lesson = lambda obs, views, features=features: (features, torch.zeros_like(obs, dtype=torch.bool))
+        batch = batch_for(agent)._replace(obs=scene)
+        errors.append([float(agent.update(batch)["loss/restoration"]) for _ in range(100)][-1])
+    assert errors[0] < 0.25 * errors[1]

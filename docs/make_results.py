@@ -58,6 +58,12 @@ DRIFTS = {
     "mask_iou": "mask IoU",
 }
 RESTORED = "sgqn_restored"
+PUBLISHED = {
+    "MaDi (its authors)": ((858, 824, 610, 769, 566), (895, 966, 807, 848, 679)),
+    "SimGRL (NeurIPS 2024)": ((773, 932, 902, 727, 864), (910, 973, 964, 838, 983)),
+    "TSTM (CVPR 2026, trained with the simulator's masks)": ((821, 924, 903, 741, 906), (912, 967, 969, 851, 971)),
+}
+"""Returns that other methods report in `video_hard` and `video_easy`, in the order of `paper.TASKS`."""
 BINS = (0.0, 0.05, 0.1, 0.2, math.inf)
 """Drifts of the action whose returns are compared."""
 BEGIN, END = "<!-- {}: made by docs/make_results.py -->", "<!-- end -->"
@@ -138,6 +144,31 @@ def restored(runs: list[Run]) -> str:
         means = [_change(*(statistics.mean(pair[i] for pair in column) for i in (0, 1))) for column in columns]
         rows.append(["mean", *means])
     return _grid(rows)
+
+
+def published(runs: list[Run]) -> str:
+    """Returns in `video_hard`, and the means of both video shifts, next to those that other methods report."""
+    known = {f"{title_of('sgqn')} (the paper)": tuple(_of_paper(shift) for shift in ("video_hard", "video_easy"))}
+    known |= PUBLISHED
+    for agent in ("sgqn", RESTORED):
+        known[f"{title_of(agent)}, here"] = tuple(_kept(runs, agent, shift) for shift in ("video_hard", "video_easy"))
+    rows = [["method", *paper.TASKS, "mean", "mean in `video_easy`"]]
+    for name, (hard, easy) in known.items():
+        rows.append([name, *(f"{value:.0f}" for value in (*hard, statistics.mean(hard), statistics.mean(easy)))])
+    return _grid(rows)
+
+
+def _of_paper(shift: str) -> tuple[float, ...]:
+    scores = [paper.score(task, "sgqn", shift) for task in paper.TASKS]
+    return tuple(score.mean for score in scores if score is not None)
+
+
+def _kept(runs: list[Run], agent: str, shift: str) -> tuple[float, ...]:
+    """The returns of an agent's first seed on all tasks of the paper."""
+    found = {run.task: _counted(run, shift, run.steps, "gl") for run in runs if (run.agent, run.seed) == (agent, 0)}
+    means = [one.mean for task in paper.TASKS if (one := found[task]) is not None]
+    assert len(means) == len(paper.TASKS)
+    return tuple(means)
 
 
 def _change(before: float, after: float) -> str:
@@ -272,7 +303,7 @@ PAGES: dict[str, tuple[str, tuple[Callable[[list[Run]], str], ...]]] = {
     "robots.md": ("robot", (robots, pilots)),
     "pretrained.md": ("", (packaged,)),
     "drift.md": ("", (drift, drift_returns)),
-    f"agents/{RESTORED}.md": ("suite", (restored,)),
+    f"agents/{RESTORED}.md": ("suite", (restored, published)),
 }
 """The task family and the tables of each page."""
 

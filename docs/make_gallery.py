@@ -1,4 +1,5 @@
-"""Draw the galleries of the documentation: gallery.png, robots.png, renderers.png and distracted.png in docs/images.
+"""Draw the galleries of the documentation in docs/images: gallery.png, robots.png, renderers.png, distracted.png and
+restored.png.
 
     python docs/make_gallery.py
     python docs/make_gallery.py --tiny --out FOLDER     # one task only, which takes seconds
@@ -9,8 +10,9 @@ Backgrounds come from the data directory, or are generated if it has none. The r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,14 +20,16 @@ from PIL import Image, ImageDraw, ImageFont
 from rich.progress import track
 
 import sgqn
-from sgqn.agents import build_agent
+from sgqn.agents import Agent, build_agent
 from sgqn.agents.restored import Restored
 from sgqn.augmentations import ImageBank, make_augmentation
 from sgqn.envs.families import find_task
 from sgqn.envs.opengl import gl_error
+from sgqn.pretrained import available
 from sgqn.results.paper import ROBOT_TASKS
 from sgqn.results.paper import TASKS as PAPER_TASKS
 
+Act: TypeAlias = Callable[[np.ndarray], np.ndarray]
 IMAGES = Path(__file__).resolve().parent / "images"
 SCALE = 2
 SIDE = 84 * SCALE
@@ -34,6 +38,9 @@ HEADER = 30
 STEPS = 12
 DRAWS = 4
 """Distracted observations of each task."""
+RESTORED = "sgqn_restored"
+SHIFTED = ("color_hard", "video_easy", "video_hard")
+"""The scenes whose observations are restored."""
 
 
 def frame(task: str, shift: str, renderer: str, masks: bool = False) -> np.ndarray:
@@ -102,16 +109,55 @@ def distracted(tasks: Sequence[str]) -> Image.Image:
         agent = build_agent(config.agent, trained.spec, config.settings, augmentation, seed=config.seed, device="cpu")
         assert isinstance(agent, Restored)
         agent.start_from(trained)
-        with sgqn.make(task, renderer="warp", seed=0) as env:
-            obs, _ = env.reset()
-            for _ in range(3 * STEPS):
-                obs, *_ = env.step(trained.act(obs, deterministic=True))
+        obs = played(task, "train", trained.act, "warp")
         batch = torch.as_tensor(obs)[None].repeat(DRAWS, 1, 1, 1)
         _, mask = agent.lesson(batch)
         seen = agent.distraction(batch, mask, agent.generator).obs.clamp(0, 255).to(torch.uint8)
         pairs = zip(torch.where(mask, batch, 0).numpy(), seen.numpy(), strict=True)
         rows.append((task, [enlarged(obs), *(enlarged(image) for pair in pairs for image in pair)]))
     return sheet(rows, ["observation", *["kept", "distracted"] * DRAWS])
+
+
+def restored(tasks: Sequence[str]) -> Image.Image:
+    """One state of every task in the training scene and in others, and what restored agents get instead."""
+    rows = []
+    for task in track(tasks, description="restored"):
+        agent = sgqn.load_agent(f"pretrained:{task}/{RESTORED}")
+        actions: list[np.ndarray] = []
+        images = [enlarged(played(task, "train", recording(agent, actions)))]
+        for shift in SHIFTED:
+            obs = played(task, shift, replaying(actions))
+            with torch.no_grad():
+                seen = agent.restored(torch.as_tensor(obs)[None])
+            assert seen is not None
+            images += [enlarged(obs), enlarged(seen[0].clamp(0, 255).to(torch.uint8).numpy())]
+        rows.append((task, images))
+    return sheet(rows, ["train", *(name for shift in SHIFTED for name in (shift, "restored"))])
+
+
+def recording(agent: Agent, actions: list[np.ndarray]) -> Act:
+    """The agent's policy, which also appends its actions to a list."""
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        actions.append(agent.act(obs))
+        return actions[-1]
+
+    return act
+
+
+def replaying(actions: Sequence[np.ndarray]) -> Act:
+    """A policy that repeats actions."""
+    left = iter(actions)
+    return lambda _: next(left)
+
+
+def played(task: str, shift: str, act: Act, renderer: str = "gl") -> np.ndarray:
+    """The observation after some steps of an episode."""
+    with sgqn.make(task, shift=shift, renderer=renderer, seed=0) as env:
+        obs, _ = env.reset()
+        for _ in range(3 * STEPS):
+            obs, *_ = env.step(act(obs))
+    return obs
 
 
 if __name__ == "__main__":
@@ -131,3 +177,5 @@ if __name__ == "__main__":
         gallery(ROBOT_TASKS, robots.shifts).quantize(192).save(options.out / "robots.png", optimize=True)
     renderers(tasks).quantize(192).save(options.out / "renderers.png", optimize=True)
     distracted(tasks).quantize(192).save(options.out / "distracted.png", optimize=True)
+    packed = [task for task in tasks if f"{task}/{RESTORED}" in available()]
+    restored(packed).quantize(192).save(options.out / "restored.png", optimize=True)

@@ -174,7 +174,11 @@ def hold(run: Path) -> Iterator[None]:
 
 def check_links(run: Path) -> None:
     """Refuse a run's folder with links that lead out of it: training writes into the folder, and nowhere else."""
-    for path in sorted(run.iterdir()) if run.is_dir() else []:
+    try:
+        paths = sorted(run.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # also if its last owner removes it just now
+        return
+    for path in paths:
         if path.is_symlink():
             reading.check_inside(path, run)
 

@@ -87,6 +87,15 @@ def test_of_simultaneous_holders_exactly_one_wins(tmp_path: Path) -> None:
         assert len(winners) == 1
 
 
+def test_a_folder_that_vanishes_while_it_is_looked_at_has_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last owner removes it between the question whether it is there and the look into it."""
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    run_folder.check_links(tmp_path / "gone")
+
+
 def test_taking_turns_loses_no_lock(tmp_path: Path) -> None:
     """Folders and lock files come and go with their holders; there are never two."""
     run, inside, failures = tmp_path / "a" / "b", [], []
